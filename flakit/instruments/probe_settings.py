@@ -14,7 +14,7 @@ BATCH = 16
 SWEEP = (-8.0, -1.5, -20.0, -3.0, -90.0, -0.5, -6.0, -12.0, -1e3, -2.0, -50.0, -1.0, -0.1, -1e-4)
 
 
-def truth_settings(x: Examiner) -> list[Setting]:
+def truth(x: Examiner) -> list[Setting]:
     p = x.plain
     settings = [
         *x.learnt.crashed,
@@ -35,7 +35,7 @@ def truth_settings(x: Examiner) -> list[Setting]:
     return settings
 
 
-def half_settings(x: Examiner) -> list[Setting]:
+def half(x: Examiner) -> list[Setting]:
     dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
     return [
         x.plain.without(dtype=dtype, **fields)
@@ -49,12 +49,12 @@ def half_settings(x: Examiner) -> list[Setting]:
     ]
 
 
-def sweep_settings(x: Examiner) -> list[Setting]:
+def sweep(x: Examiner) -> list[Setting]:
     values = SWEEP if not x.full else [-(10 ** (n / 8)) for n in range(-32, 33)]
     return [x.plain.without(T=128, decay=w, **BOTH) for w in values]
 
 
-def spikes_settings(x: Examiner) -> list[Setting]:
+def spikes(x: Examiner) -> list[Setting]:
     rows = sorted(range(64), key=lambda p: (p % 16 not in (0, 15, 1, 8), p < 16, p))
     lengths = {p: 66 + 14 * (p % 2) for p in rows} | dict.fromkeys((64, 65, 80, 96, 127, 128), 130)
     alone = [x.plain.without(T=T, decay=-0.01, spike=(p, -100.0)) for p, T in lengths.items()]
@@ -68,25 +68,25 @@ def spikes_settings(x: Examiner) -> list[Setting]:
     return alone[:1] + together
 
 
-def tails_settings(x: Examiner) -> list[Setting]:
+def tails(x: Examiner) -> list[Setting]:
     lengths = (100, 17, 15, 1, 63, 65, 33, 113, 127, 129, 2, 3, 16, 31, 32, 47, 48, 49, 80, 81, 97, 120)
     return [x.plain.without(T=T, decay=MIXED, **BOTH) for T in (range(1, 200) if x.full else lengths)]
 
 
-def suffixes_settings(x: Examiner) -> list[Setting]:
+def suffixes(x: Examiner) -> list[Setting]:
     places = [(64, P) for P in (5, 8, 16, 20, 24, 31, 32, 33, 40, 48, 56, 63)]
     places += [(6, 5), (16, 7), (23, 20), (50, 45), (80, 64), (80, 70), (130, 3), (130, 100)]
     return [x.plain.without(T=T, changed=P, K=max(32, x.plain.K), V=max(32, x.plain.V)) for T, P in places]
 
 
-def repeated_settings(x: Examiner) -> list[Setting]:
+def repeated(x: Examiner) -> list[Setting]:
     lengths = (32, 16, 64, 8)
     decays = (-1e-3, "none")
     dtypes = ["float32", *(name for name in ("float16", "bfloat16") if x.supports[name] is None)]
     return [x.plain.without(T=T, decay=w, repeated=True, dtype=d) for d in dtypes for w in decays for T in lengths]
 
 
-def layouts_settings(x: Examiner) -> list[Setting]:
+def layouts(x: Examiner) -> list[Setting]:
     p = x.plain.without(T=37, **SIZES)
     return [
         p.without(arriving=EXPANDED),
@@ -98,12 +98,12 @@ def layouts_settings(x: Examiner) -> list[Setting]:
     ]
 
 
-def state_layout_settings(x: Examiner) -> list[Setting]:
+def state_layout(x: Examiner) -> list[Setting]:
     p = x.plain.without(T=20, B=2, H=2, **BOTH)
     return [p.without(states=TRANSPOSED, V=2 * p.K), p.without(states=EXPANDED), p.without(states=TRANSPOSED)]
 
 
-def wanted_settings(x: Examiner) -> list[Setting]:
+def wanted(x: Examiner) -> list[Setting]:
     """Subsets of inputs that require a gradient: the first, a middle and the last in a backward pass."""
     op, p = x.op, x.plain.without(T=37, B=2, H=2)
     second = op.decay or op.tensors[1]
@@ -115,7 +115,7 @@ def wanted_settings(x: Examiner) -> list[Setting]:
     )
 
 
-def constant_settings(x: Examiner) -> list[Setting]:
+def constant(x: Examiner) -> list[Setting]:
     dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
     # Sums over so many tokens exceed float16's 65504, dw first: scale down the arriving gradients.
     p, smaller = x.plain.without(decay="none", constant=True), {"float16": 2.0**-6}
@@ -123,7 +123,7 @@ def constant_settings(x: Examiner) -> list[Setting]:
     return [p.without(T=T, dtype=d, cotangent=smaller.get(d, 1.0)) for d in dtypes for T in lengths]
 
 
-def ranks_settings(x: Examiner) -> list[Setting]:
+def ranks(x: Examiner) -> list[Setting]:
     """Slices of different lengths, some shorter than a chunk."""
 
     def over(*slices: int, **fields) -> Setting:
@@ -138,14 +138,14 @@ def ranks_settings(x: Examiner) -> list[Setting]:
     ]
 
 
-def chain_settings(x: Examiner) -> list[Setting]:
+def chain(x: Examiner) -> list[Setting]:
     """Nearly no decay and tiny writes: the state after the first slice is the product of its chunks' transitions, in
     which the rounding errors of TensorFloat-32 add up."""
     wide = {name: max(64, getattr(x.plain, name)) for name in "KVM"}
     return [x.plain.without(T=256, slices=(192, 64), H=2, decay=-1e-4, written=2.0**-8, **wide, **BOTH)]
 
 
-def trained_settings(x: Examiner) -> list[Setting]:
+def trained(x: Examiner) -> list[Setting]:
     sizes = ((64, 64), (16, 256), *([(128, 128)] if x.full else []))
     return [x.plain.without(T=70, K=K, V=V, **BOTH) for K, V in sizes]
 

@@ -8,60 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..numerics.operators import Operator
-from .checks import (
-    accurate,
-    against_truth,
-    apart,
-    causal,
-    contained,
-    everything,
-    fenced,
-    finite,
-    gradients,
-    half,
-    mixed,
-    poisoned,
-    repeatable,
-    row_after_row,
-    scale,
-    tail,
-    through_states,
-    unchanged,
-)
-from .checks_calls import ORDERED, as_documented, elsewhere, memoised, over_ranks, permuted
+from . import checks, checks_calls
+from . import probe_settings as settings
 from .examiner import Examiner
 from .finding import Finding, raised
 from .learn import COARSE
-from .probe_settings import (
-    BOTH,
-    LENGTHS,
-    MIXED,
-    SIZES,
-    STATES,
-    chain_settings,
-    constant_settings,
-    decays,
-    half_settings,
-    layouts_settings,
-    ranks_settings,
-    repeated_settings,
-    spikes_settings,
-    state_layout_settings,
-    strided,
-    suffixes_settings,
-    sweep_settings,
-    tails_settings,
-    trained_settings,
-    truth_settings,
-    wanted_settings,
-)
+from .probe_settings import BOTH, LENGTHS, MIXED, SIZES, STATES, decays, strided
 from .setting import INT32, Setting
 from .subject import Broken, Refused
 
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
 EXACT = "none: equal bits"
 FINITE = "none: every value whose truth is finite is finite"
-ORDER = f"none but {ORDERED} spacings of the dtype: equal values in another order"
+ORDER = f"none but {checks_calls.ORDERED} spacings of the dtype: equal values in another order"
 PROGRAMS = 1040
 """Programs of the setting that needs more than 1,024 of them."""
 WIDEST = 64
@@ -122,8 +81,11 @@ class Probe:
 
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
         """The probe for whose reason this one fails, "" for none, and the finding at its setting."""
-        check = through_states if self.check in (as_documented, over_ranks) else self.check
-        check = against_truth if check in (poisoned, fenced, memoised, elsewhere) else check
+        check = self.check
+        if check in (checks_calls.as_documented, checks_calls.over_ranks):
+            check = checks.through_states
+        elif check in (checks.poisoned, checks.fenced, checks_calls.memoised, checks_calls.elsewhere):
+            check = checks.against_truth
         for name, control in self.controls:
             setting = control(finding.setting)
             if setting == finding.setting and check is self.check:
@@ -164,15 +126,15 @@ PROBES: dict[str, Probe] = {
             "truth",
             "Outputs or gradients differ from the formula by more than rounding, in the mean, an element or a row.",
             "",
-            truth_settings,
-            everything,
+            settings.truth,
+            checks.everything,
         ),
         Probe(
             "16-bit",
             "In 16 bits something is rounded that has to stay in float32: running sums, states, or their gradients.",
             "decay_gradient",
-            half_settings,
-            half,
+            settings.half,
+            checks.half,
             kinds={"non-finite": "inverse"},
             controls=(bare(dtype="float32"),),
         ),
@@ -185,19 +147,16 @@ PROBES: dict[str, Probe] = {
                 for dtype in ("bfloat16", "float16")
                 if x.supports[dtype] is None
             ],
-            mixed,
+            checks.mixed,
             needs=("decay",),
-            controls=(
-                bare(dtype="float32", decay_dtype=None),
-                bare("16-bit", decay_dtype=None),
-            ),
+            controls=(bare(dtype="float32", decay_dtype=None), bare("16-bit", decay_dtype=None)),
         ),
         Probe(
             "gradients",
             "An input gets no gradient although others do: training leaves what made it as it was.",
             "final_state_gradient",
             lambda x: [x.plain, x.plain.without(T=17, H=2)],
-            gradients,
+            checks.gradients,
             budget="none: every input has a gradient",
             needs=("backward",),
         ),
@@ -206,14 +165,14 @@ PROBES: dict[str, Probe] = {
             "Results are a constant multiple of the operator's: a scale is ignored, or its default is another one.",
             "chunk_vs_recurrent",
             lambda x: [x.plain.without(default_scale=True), *(x.plain.without(scale=s) for s in (1.0, 0.3))],
-            scale,
+            checks.scale,
         ),
         Probe(
             "decay-onset",
             "From some decay on values are not finite: an exponent spans so many tokens that e to it overflows.",
             "anchor",
-            sweep_settings,
-            finite,
+            settings.sweep,
+            checks.finite,
             budget=FINITE,
             needs=("decay",),
             controls=(bare(decay="rwkv6-init"),),
@@ -222,8 +181,8 @@ PROBES: dict[str, Probe] = {
             "decay-accuracy",
             "At strong decay values are finite and wrong: a clamp, or numbers of order 1 that cancel to e^w.",
             "clamping",
-            sweep_settings,
-            accurate,
+            settings.sweep,
+            checks.accurate,
             kinds={"wrong decay": "decay_gradient"},
             needs=("decay",),
             controls=(bare(decay="rwkv6-init"),),
@@ -232,8 +191,8 @@ PROBES: dict[str, Probe] = {
             "spike",
             "One token that forgets all, at one row of a block, makes others NaN: the block's anchor is that row.",
             "anchor",
-            spikes_settings,
-            row_after_row,
+            settings.spikes,
+            checks.row_after_row,
             needs=("decay",),
             controls=(bare(spike=None, rows=None),),
         ),
@@ -242,7 +201,7 @@ PROBES: dict[str, Probe] = {
             "Where nothing is forgotten, w = 0, something is: a guard takes a difference of exactly 0 for forbidden.",
             "nan_guard",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("none", (0.0, -0.3), -1e-30)],
-            against_truth,
+            checks.against_truth,
             needs=("decay",),
             condition=lambda op, s: bool(decays(op, s).max() >= -1e-30),
             controls=(bare(decay="rwkv6-init"),),
@@ -252,7 +211,7 @@ PROBES: dict[str, Probe] = {
             "A log decay of -inf, which forgets everything, gives NaN or a gradient that is not 0.",
             "anchor",
             lambda x: [x.plain.without(T=70, decay=d, **BOTH) for d in ("inf-spikes", "forget", "spikes")],
-            against_truth,
+            checks.against_truth,
             needs=("decay",),
             condition=lambda op, s: bool(decays(op, s).min() <= -1e4),
             controls=(bare(decay=-0.01),),
@@ -261,16 +220,16 @@ PROBES: dict[str, Probe] = {
             "tails",
             "Lengths that do not fill the last block are wrong or NaN: rows beyond the end hold what they should not.",
             "padding",
-            tails_settings,
-            tail,
+            settings.tails,
+            checks.tail,
             controls=(("truth", lambda s: s.without(T=-(-s.T // 64) * 64)),),
         ),
         Probe(
             "suffix",
             "Outputs depend on tokens after them: an anchor in the future, or a mask that lets something through.",
             "future_anchor",
-            suffixes_settings,
-            causal,
+            settings.suffixes,
+            checks.causal,
             budget=EXACT,
         ),
         Probe(
@@ -283,7 +242,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=80, H=4, decay=-0.1, first=-200.0),
                 x.plain.without(T=48, H=4, decay=-0.01, per_head=300.0),
             ],
-            against_truth,
+            checks.against_truth,
             needs=("heads", "decay"),
             condition=lambda op, s: s.H > 1,
             controls=(bare(first=0.0, per_head=0.0),),
@@ -296,7 +255,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=100, H=2, cut=cut, decay=d, **{**BOTH, "initial_state": False})
                 for cut, d in ((64, "logsigmoid"), (37, "rwkv6-init"), (1, "logsigmoid"))
             ],
-            through_states,
+            checks.through_states,
             needs=("initial state", "final state"),
             controls=(bare(cut=None),),
         ),
@@ -305,7 +264,7 @@ PROBES: dict[str, Probe] = {
             "A loss on the final state alone gives wrong gradients or none: what arrives there is ignored.",
             "final_state_gradient",
             lambda x: [x.plain.without(T=T, H=2, **STATES, loss="state") for T in (50, 64, 1)],
-            through_states,
+            checks.through_states,
             needs=("final state", "backward"),
             controls=(STATELESS,),
         ),
@@ -317,7 +276,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=T, B=2, H=2, initial_state=True, final_state=True, decay=d)
                 for T, d in ((33, "logsigmoid"), (64, "rwkv6-init"), (1, "logsigmoid"))
             ],
-            through_states,
+            checks.through_states,
             needs=("initial state",),
             condition=lambda op, s: s.initial_state,
             controls=(STATELESS,),
@@ -330,7 +289,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=20, H=2, K=K, V=V, M=M, **BOTH)
                 for K, V, M in ((40, 64, 24), (16, 32, 16), (64, 40, 32), (100, 120, 40), (24, 17, 9))
             ],
-            against_truth,
+            checks.against_truth,
             needs=("K != V",),
             condition=lambda op, s: s.K != s.V,
             controls=(("truth", whole_tiles),),
@@ -339,8 +298,8 @@ PROBES: dict[str, Probe] = {
             "sizes",
             "Heads of the sizes that models have, or more values than a block of them holds, are wrong.",
             "",
-            trained_settings,
-            against_truth,
+            settings.trained,
+            checks.against_truth,
             condition=lambda op, s: s.V >= 64,
             controls=(bare(K=16, V=16, M=16),),
         ),
@@ -352,7 +311,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(B=3, H=5, T=20, **BOTH, decay="rwkv6-init"),
                 x.plain.without(T=320, **BOTH, decay="rwkv6-init"),
             ],
-            against_truth,
+            checks.against_truth,
             condition=lambda op, s: s.B > 2 or s.H > 4 or s.T > 300,
             controls=(bare(B=1, H=1, T=64),),
             costly=lambda x: [
@@ -366,7 +325,7 @@ PROBES: dict[str, Probe] = {
             "With the heads in another order a head's results are others: programs do not all do the same.",
             "wrong_head_anchor",
             lambda x: [x.plain.without(T=50, H=3, **BOTH), x.plain.without(T=50, B=2, H=5, groups=2)],
-            permuted,
+            checks_calls.permuted,
             budget=ORDER,
             needs=("heads", "heads alike"),
             condition=lambda op, s: s.H > 1,
@@ -378,7 +337,7 @@ PROBES: dict[str, Probe] = {
             lambda x: [
                 x.plain.without(T=37, H=2, cotangent=c, **BOTH) for c in (2.0**-20, 1024.0, 0.0, -1.0, 1e-4, 3.0)
             ],
-            against_truth,
+            checks.against_truth,
             needs=("backward",),
             controls=(bare(cotangent=1.0),),
         ),
@@ -386,8 +345,8 @@ PROBES: dict[str, Probe] = {
             "some-gradients",
             "Where only some inputs require a gradient, those that do get a wrong one or none.",
             "",
-            wanted_settings,
-            through_states,
+            settings.wanted,
+            checks.through_states,
             needs=("backward",),
             condition=lambda op, s: s.wanted is not None and (s.initial_state or not set(op.states) & set(s.wanted)),
             controls=(bare(wanted=None),),
@@ -397,7 +356,7 @@ PROBES: dict[str, Probe] = {
             "A second backward pass on a retained graph gives other gradients: the first one wrote to what was saved.",
             "aliasing",
             lambda x: [x.plain.without(T=T, H=2, again=True, **BOTH) for T in (50, 64)],
-            against_truth,
+            checks.against_truth,
             needs=("backward",),
             condition=lambda op, s: s.again,
             controls=(bare(again=False),),
@@ -415,7 +374,7 @@ PROBES: dict[str, Probe] = {
                     (100, False, "logsigmoid"),
                 )
             ],
-            unchanged,
+            checks.unchanged,
             budget=EXACT,
         ),
         Probe(
@@ -423,15 +382,15 @@ PROBES: dict[str, Probe] = {
             "An output lies in memory that is somebody else's: what is written there later changes it.",
             "aliasing",
             lambda x: [x.plain.without(T=T, H=2, initial_state=True, final_state=True) for T in (1, 64, 2)],
-            apart,
+            checks.apart,
             budget=EXACT,
         ),
         Probe(
             "strides",
             "Inputs or an arriving gradient that are not contiguous are misread.",
             "strides",
-            layouts_settings,
-            against_truth,
+            settings.layouts,
+            checks.against_truth,
             condition=strided,
             controls=(bare(layout="contiguous", arriving="contiguous"),),
         ),
@@ -439,8 +398,8 @@ PROBES: dict[str, Probe] = {
             "state-strides",
             "States, what has no time axis, or a gradient at a final state that are not contiguous are misread.",
             "strides",
-            state_layout_settings,
-            through_states,
+            settings.state_layout,
+            checks.through_states,
             condition=lambda op, s: s.states != "contiguous",
             controls=(bare(states="contiguous"),),
         ),
@@ -449,7 +408,7 @@ PROBES: dict[str, Probe] = {
             "The axes of a state stand the other way round, which its shape hides where they are equally long.",
             "",
             lambda x: [x.plain.without(T=20, **SIZES, **BOTH)],
-            as_documented,
+            checks_calls.as_documented,
             needs=("initial state", "final state"),
             condition=lambda op, s: s.initial_state and s.final_state,
             controls=(STATELESS,),
@@ -463,7 +422,7 @@ PROBES: dict[str, Probe] = {
                 *[x.plain.without(H=2, lengths=LENGTHS, **BOTH)] * (x.supports["packed sequences"] is None),
                 x.plain.without(T=100, **SIZES, **BOTH),
             ],
-            repeatable,
+            checks.repeatable,
             budget=EXACT,
         ),
         Probe(
@@ -471,7 +430,7 @@ PROBES: dict[str, Probe] = {
             "A value is read before it is written: what it holds is a matter of luck.",
             "padding",
             lambda x: [x.plain.without(T=T, B=2, H=2, **BOTH) for T in (37, 64, 100, 1)],
-            poisoned,
+            checks.poisoned,
             controls=(bare(),),
         ),
         Probe(
@@ -482,7 +441,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(T=37, B=2, H=2, **BOTH),
                 x.plain.without(T=20, H=2, K=24 if x.plain.K == 16 else x.plain.K, V=40, **BOTH),
             ],
-            fenced,
+            checks.fenced,
             controls=(bare(),),
         ),
         Probe(
@@ -493,7 +452,7 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(H=2, lengths=lengths, decay=d, **BOTH)
                 for lengths, d in ((LENGTHS, "rwkv6-init"), ((64, 64), "logsigmoid"), ((3, 100, 16), MIXED))
             ],
-            against_truth,
+            checks.against_truth,
             needs=("packed sequences",),
             controls=(("truth", one_sequence),),
         ),
@@ -505,12 +464,9 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(H=2, lengths=lengths, padding=28, decay="rwkv6-init", **BOTH)
                 for lengths in (LENGTHS, (60, 40))
             ],
-            poisoned,
+            checks.poisoned,
             needs=("packed sequences", "padded sequences"),
-            controls=(
-                ("truth", one_sequence),
-                bare("packed", padding=0),
-            ),
+            controls=(("truth", one_sequence), bare("packed", padding=0)),
         ),
         Probe(
             "strided-offsets",
@@ -520,31 +476,25 @@ PROBES: dict[str, Probe] = {
                 x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=how, **BOTH)
                 for how in ("column of (begin, end)", "every second of the halves")
             ],
-            against_truth,
+            checks.against_truth,
             needs=("packed sequences",),
-            controls=(
-                ("truth", one_sequence),
-                bare("packed", offsets="contiguous"),
-            ),
+            controls=(("truth", one_sequence), bare("packed", offsets="contiguous")),
         ),
         Probe(
             "int32-offsets",
             "Offsets of packed sequences that are int32 are read as if they were int64.",
             "strided_offsets",
             lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", offsets=INT32, **BOTH)],
-            against_truth,
+            checks.against_truth,
             needs=("packed sequences",),
-            controls=(
-                ("truth", one_sequence),
-                bare("packed", offsets="contiguous"),
-            ),
+            controls=(("truth", one_sequence), bare("packed", offsets="contiguous")),
         ),
         Probe(
             "changed-offsets",
             "Offsets that change in the same tensor are read as they were: something made of them is kept by its name.",
             "strided_offsets",
             lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", **BOTH)],
-            memoised,
+            checks_calls.memoised,
             needs=("packed sequences",),
             condition=lambda op, s: s.lengths is not None and s.lengths != s.lengths[::-1],
             controls=(("truth", one_sequence), bare("packed")),
@@ -554,15 +504,15 @@ PROBES: dict[str, Probe] = {
             "One non-finite token makes other sequences or heads NaN.",
             "masking",
             lambda x: [x.plain.without(T=70, **SIZES, bad=(45, value), decay="rwkv6-init") for value in ("inf", "nan")],
-            contained,
+            checks.contained,
             budget="none: other sequences and heads stay finite",
         ),
         Probe(
             "repeated-tokens",
             "Equal tokens lose digits or give NaN: roundings add up one way, or, in RWKV7, powers of a table cancel.",
             "inverse",
-            repeated_settings,
-            against_truth,
+            settings.repeated,
+            checks.against_truth,
             condition=lambda op, s: s.T > 1,
             controls=(bare(repeated=False),),
         ),
@@ -570,8 +520,8 @@ PROBES: dict[str, Probe] = {
             "constant-writes",
             "A state that grows by the same amount at each token stops growing: it is rounded to 16 bits on the way.",
             "rounded_state",
-            constant_settings,
-            against_truth,
+            settings.constant,
+            checks.against_truth,
             condition=lambda op, s: s.T > 256,
             controls=(bare(dtype="float32", constant=False), bare("16-bit", constant=False, decay="logsigmoid")),
         ),
@@ -580,7 +530,7 @@ PROBES: dict[str, Probe] = {
             "Tensors on a GPU that is not the current one are computed wrongly, or not at all.",
             "",
             lambda x: [x.plain.without(T=50, **SIZES, **BOTH)],
-            elsewhere,
+            checks_calls.elsewhere,
             needs=("two GPUs",),
             controls=(bare(),),
         ),
@@ -588,13 +538,13 @@ PROBES: dict[str, Probe] = {
             "ranks",
             "A sequence over two processes of a group is not the whole: what passes from slice to slice is wrong.",
             "over_ranks",
-            ranks_settings,
-            over_ranks,
+            settings.ranks,
+            checks_calls.over_ranks,
             kinds={"slightly wrong": "rounded_chain"},
             needs=("group",),
             condition=lambda op, s: s.slices is not None,
             controls=(bare(slices=None),),
-            costly=chain_settings,
+            costly=settings.chain,
         ),
     )
 }

@@ -13,11 +13,10 @@ import torch
 
 import flakit
 from flakit.cases import rounded_chain
-from flakit.instruments import checks_calls, pair
+from flakit.instruments import checks_calls, pair, probe_settings
 from flakit.instruments.examiner import Examiner
 from flakit.instruments.finding import Finding
 from flakit.instruments.learn import ranks_refusal
-from flakit.instruments.probe_settings import chain_settings, ranks_settings
 from flakit.instruments.probes import PROBES
 from flakit.instruments.runner import Runner
 from flakit.instruments.subject import Subject
@@ -50,7 +49,7 @@ def test_the_same_operators_without_a_fault_pass(op, kernel):
 @pytest.mark.full
 def test_a_chain_is_off_by_its_law():
     x = Examiner(Subject(RWKV7("TF32"), "rwkv7"))
-    (setting,) = map(x.resolved, chain_settings(x))
+    (setting,) = map(x.resolved, probe_settings.chain(x))
     off = {found.tensor: found.figure for found in x.findings(setting, x.run(setting))}["final_state"]
     x.close()
     assert off == pytest.approx(rounded_chain.law(setting.slices[0] // rounded_chain.CHUNK), rel=0.1)
@@ -95,7 +94,7 @@ def test_a_process_that_fails_is_a_finding_and_none_is_left(how, monkeypatch):
     monkeypatch.setattr(pair, "PATIENCE", 3.0)
     monkeypatch.setattr(pair, "GRACE", 0.5)
     x = Examiner(Subject(Failing(how=how), "rwkv6"))
-    found = PROBES["ranks"].ask(x, ranks_settings(x)[0])
+    found = PROBES["ranks"].ask(x, probe_settings.ranks(x)[0])
     assert (found.kind, found.words) == ("raises", SAYS[how])
     assert not multiprocessing.active_children()
 
