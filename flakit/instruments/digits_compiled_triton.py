@@ -29,7 +29,7 @@ from .digits import UNIT, WORSE, Digits
 from .digits_shadow import Ledger, distance, relative
 from .digits_torch import MOST, Memory, judged
 from .digits_triton import TileDigits, _index, to_bfloat16
-from .trace_compiled_triton import is_descriptor
+from .trace_compiled_triton import Copies, is_descriptor
 from .trace_record import Place, Trace
 from .trace_triton import InterpreterWatch, private_names
 
@@ -128,32 +128,6 @@ def interpret(
 
 
 # --- what it stored ---------------------------------------------------------------------------------------------------
-
-
-class _Copies:
-    """Copies of arguments on the CPU at one moment; tensors that share memory share the copy."""
-
-    def __init__(self):
-        self.tensors: list[Tensor] = []
-        self._stored: dict[int, UntypedStorage] = {}
-
-    def of(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            self.tensors.append(x)
-            copy = torch.empty(0, dtype=x.dtype, device="cpu")
-            return copy.set_(self.storage(x), x.storage_offset(), x.shape, x.stride())
-        if isinstance(x, tuple):
-            parts = map(self.of, x)
-            return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-        if is_descriptor(x):
-            return replace(x, base=self.of(x.base))
-        return x
-
-    def storage(self, x: Tensor) -> UntypedStorage:
-        stored = x.untyped_storage()
-        if stored.data_ptr() not in self._stored:
-            self._stored[stored.data_ptr()] = stored.cpu() if stored.device.type != "cpu" else stored.clone()
-        return self._stored[stored.data_ptr()]
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
@@ -319,7 +293,7 @@ class Comparison:
             out = compiled()
             self._taken_as_exact(tensors, tensors)
             return out
-        before, after = _Copies(), _Copies()
+        before, after = Copies(on_host=True), Copies(on_host=True)
         copied, named = [before.of(x) for x in args], {name: before.of(x) for name, x in kwargs.items()}
         out = compiled()
         self._interpret(kernel, copied, named, grid, count, before, after)
@@ -332,7 +306,7 @@ class Comparison:
             self.digits.note(f"{kernel.__name__}: {words}")
         return not large and count.seconds < SECONDS
 
-    def _interpret(self, kernel, args, kwargs, grid, count: _Count, before: _Copies, after: _Copies) -> None:
+    def _interpret(self, kernel, args, kwargs, grid, count: _Count, before: Copies, after: Copies) -> None:
         tiles, start = self.tiles, time.monotonic()
         was = {id(x): before.storage(x).clone() for x in before.tensors}
         changed = [x for x in before.tensors if not _same(was[id(x)], after.storage(x))]
@@ -364,7 +338,7 @@ class Comparison:
             words = f"interpreting it takes longer than {SECONDS:.0f} s"
         self.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
 
-    def _elsewhere(self, kernel, before: _Copies, after: _Copies, was: dict) -> None:
+    def _elsewhere(self, kernel, before: Copies, after: Copies, was: dict) -> None:
         """Note elements that the compiled kernel changed but no line of its source stores to; skips integers."""
         for x in {before.storage(x).data_ptr(): x for x in before.tensors}.values():
             start = before.storage(x).data_ptr()

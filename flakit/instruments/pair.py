@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
@@ -27,10 +27,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..numerics.evaluate import Arriving
 from ..numerics.family import FAMILY
 from ..numerics.operators import OPERATORS, Operator
+from ..numerics.sweep_workers import end_with_parent
 from ..ops.common.dispatch import interpreted
 from .call import Ran, forward_backward
 from .setting import Setting
@@ -210,11 +212,11 @@ def _without_main() -> Iterator[None]:
 
 def _copy_for_rank(x: Any, own: slice | None = None) -> Any:
     """A copy of x on the CPU for one rank; own: its slice along time, None for tensors without a time axis."""
-    if isinstance(x, (tuple, list)):
-        return tuple(_copy_for_rank(y, own) for y in x)
-    if not isinstance(x, Tensor):
-        return x
-    return (x if own is None else x[:, own]).detach().cpu().clone(memory_format=torch.contiguous_format)
+
+    def copy(y: Tensor) -> Tensor:
+        return (y if own is None else y[:, own]).detach().cpu().clone(memory_format=torch.contiguous_format)
+
+    return tree_map_only(Tensor, copy, x)
 
 
 def _join(op: Operator, setting: Setting, runs: Sequence[Ran]) -> Ran:
@@ -256,7 +258,7 @@ def _from_bytes(x: bytes) -> Any:
 def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.Connection) -> None:
     """The main function of a process: join the group, then answer tasks until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # gloo prints about its connections
     os.dup2(nowhere, 2)
@@ -298,7 +300,7 @@ def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -
             return "done", isinstance(ending(script, subject), error)
         setting, x, arriving, backward = task
         if device != "cpu":
-            x, arriving = _to_device(x, device), _to_device(arriving, device)
+            x, arriving = tree_map_only(Tensor, lambda y: y.to(device), (x, arriving))
         ran = forward_backward(subject, setting, x | {"group": dist.group.WORLD}, arriving, backward=backward)
         ran.values = {name: y if y is None else y.detach().cpu() for name, y in ran.values.items()}
         return "done", ran
@@ -308,18 +310,3 @@ def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -
         return "broken", (isinstance(error, BackwardBroken), str(error))
     except (Exception, SystemExit) as error:
         return "broken", (False, f"it raised {words_of(error)}")
-
-
-def _to_device(x: Any, device: str) -> Any:
-    if isinstance(x, Mapping):
-        return {name: _to_device(y, device) for name, y in x.items()}
-    if isinstance(x, tuple):
-        return tuple(_to_device(y, device) for y in x)
-    return x.to(device) if isinstance(x, Tensor) else x
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None  # this is a child process
-    connection.wait([parent.sentinel])
-    os._exit(1)

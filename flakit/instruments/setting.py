@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..cases import strided_offsets, strides
 from ..numerics.evaluate import Arriving, cotangents
@@ -107,7 +108,7 @@ class Setting:
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
         """Return the arguments by the operator's names, contiguous, and the gradients at o and the state."""
         x, arriving = _drawn(self, op, device)
-        return _copied(x), _copied(arriving)
+        return tree_map_only(Tensor, torch.clone, (x, arriving))  # a kernel may write to them
 
     def _draw(self, op: Operator, device: str) -> tuple[dict, Arriving]:
         sizes: dict[str, Any] = {axis: getattr(self, axis) for axis in ("B", "H", "K", "V", "M") if axis in op.sizes}
@@ -204,15 +205,6 @@ class Setting:
 def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
     """The arguments that `Setting.make` copies, drawn once for the run, the truth and its units."""
     return setting._draw(op, device)
-
-
-def _copied(x: Any) -> Any:
-    """A deep copy of the tensors, which a kernel may write to."""
-    if isinstance(x, Tensor):
-        return x.clone()
-    if isinstance(x, Mapping):
-        return {name: _copied(y) for name, y in x.items()}
-    return tuple(map(_copied, x)) if isinstance(x, tuple) else x
 
 
 MIXED_TOKENS = 8

@@ -99,25 +99,37 @@ def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: d
     return definers
 
 
-class _Copies:
-    """Copies of arguments: tensors that share memory share the copy."""
+class Copies:
+    """Copies of arguments at one moment: tensors that share memory share the copy.
 
-    def __init__(self):
+    on_host: copy to the CPU. tensors: what was copied.
+    """
+
+    def __init__(self, on_host: bool = False):
+        self.on_host = on_host
+        self.tensors: list[Tensor] = []
         self._stored: dict[int, UntypedStorage] = {}
 
     def of(self, x: Any) -> Any:
         """The copy of x, or of its elements; an argument without memory is its own copy."""
         if isinstance(x, Tensor):
-            stored = x.untyped_storage()
-            if stored.data_ptr() not in self._stored:
-                self._stored[stored.data_ptr()] = stored.clone()
-            here = self._stored[stored.data_ptr()]
-            return torch.empty(0, dtype=x.dtype, device=x.device).set_(here, x.storage_offset(), x.shape, x.stride())
-        if type(x) is tuple:
-            return tuple(map(self.of, x))
+            self.tensors.append(x)
+            copy = torch.empty(0, dtype=x.dtype, device="cpu" if self.on_host else x.device)
+            return copy.set_(self.storage(x), x.storage_offset(), x.shape, x.stride())
+        if isinstance(x, tuple):
+            parts = map(self.of, x)
+            return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
         if is_descriptor(x):
             return replace(x, base=self.of(x.base))
         return x
+
+    def storage(self, x: Tensor) -> UntypedStorage:
+        """The copy of a tensor's memory."""
+        stored = x.untyped_storage()
+        if stored.data_ptr() not in self._stored:
+            moves = self.on_host and stored.device.type != "cpu"
+            self._stored[stored.data_ptr()] = stored.cpu() if moves else stored.clone()
+        return self._stored[stored.data_ptr()]
 
 
 def is_descriptor(x: Any) -> bool:
@@ -212,14 +224,14 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         shape = grid(bound.arguments) if callable(grid) else grid
         shape = tuple(int(n) for n in shape)
         device = next((x.device for x in bound.arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
-        before = _Copies()
+        before = Copies()
         copied, named = [before.of(x) for x in args], {name: before.of(x) for name, x in kwargs.items()}
         out = original(kernel, *args, grid=shape, warmup=False, **kwargs)
         trace.grids[kernel.__name__] = (*shape, 1, 1)[:3]
 
         def run_part(part: Part) -> tuple[Tensor, list[str]]:
             """Return the report of a part of the checks, and the arguments in which its rewriting differs."""
-            seen, apart = rewriting.buffer(shape, device), _Copies()
+            seen, apart = rewriting.buffer(shape, device), Copies()
             own = {name: apart.of(x) for name, x in named.items()}
             original(rewriting.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)
             other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(before.of(x)))]

@@ -124,7 +124,7 @@ _MEASURE: Callable | None = None
 def _begin(pickled: bytes, counter) -> None:
     """Initialize a worker: one thread, since there are many processes; the next GPU in turn."""
     global _MEASURE
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         with counter.get_lock():
@@ -137,7 +137,7 @@ def _begin(pickled: bytes, counter) -> None:
         _MEASURE = partial(_refuse, f"subject: a worker could not load it: {type(error).__name__}: {error}")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End with the parent process: if it is killed, its workers would otherwise wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # in a worker
