@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from ..language import ENGLISH, Words, speaking
 from ..numerics.words import number
-from .trace_record import Place
+from .trace_record import Place, Printed, grid, place_rows, section
 
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
@@ -240,7 +239,7 @@ class Finding:
         return WORDS["kinds"][COMPILED if self.compiled else ACCUMULATION]
 
 
-class Digits:
+class Digits(Printed):
     """The result; rich, `print` and the command line print the same report.
 
     lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
@@ -405,16 +404,6 @@ class Digits:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True, highlight=False)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
-
-    __repr__ = __str__
-
     def __rich__(self) -> Group:
         with speaking(ENGLISH):
             parts = [*self._found(), *self._stores(), *self._table(), *self._not_measured()]
@@ -438,75 +427,44 @@ class Digits:
         words = f"{every} is right to its budget; nearest to it, {_named(worst)}: {_digits(worst.error)}"
         yield Text(words + (" (counted from where its shadow began anew)" if worst.anew else ""), style="green")
 
-    def _stores(self, most: int = 8) -> Iterator:
-        rows = sorted((x for x in self.outputs if x.store is not None), key=lambda x: -x.error / x.allowed)
-        if not rows:
-            return
-        words = "\nDigits that are right in what each line stored: compiled, and interpreted as written"
-        yield Text(words, style="bold")
-        table = Table.grid(padding=(0, 2))
-        for x in rows[:most]:
-            colour = "green" if x.accurate else "red"
-            assert x.store is not None  # these rows have one
-            table.add_row(
-                Text(f"  {x.store.short}"), Text(_digits(x.error, False), colour), Text(_digits(x.as_written, False)),
-                Text(f"apart by {number(x.apart)}, {x.lanes} lanes of {_named(x)}"), Text(_text(x.store, 40)),
-            )  # fmt: skip
-        yield table
-        if len(rows) > most:
-            yield Text(f"  … and {len(rows) - most} lines with more of theirs", style="dim")
+    def _stores(self) -> Iterator:
+        rows = []
+        for x in sorted(self.outputs, key=lambda x: -x.error / x.allowed):
+            if x.store is not None:
+                compiled = Text(_digits(x.error, False), "green" if x.accurate else "red")
+                apart = f"apart by {number(x.apart)}, {x.lanes} lanes of {_named(x)}"
+                rows.append((x.store.short, compiled, _digits(x.as_written, False), apart, x.store.code(40)))
+        title = "Digits that are right in what each line stored: compiled, and interpreted as written"
+        yield from section(title, rows, "lines with more of theirs")
 
-    def _table(self, most: int = 8) -> Iterator:
-        lines = self.losses
-        if not lines:
-            return
-        each = "each interpreted line" if any(x.store for x in self.outputs) else "each line"
-        words = f"\nDigits that {each} lost, the worst tile of each (error of its worst lane over the tile's RMS)"
-        yield Text(words, style="bold")
-        table = Table.grid(padding=(0, 2))
-        for x in lines[:most]:
+    def _table(self) -> Iterator:
+        rows = []
+        for x in self.losses:
             at = f"{list(x.index)}" + (f" of program {x.program}" if x.program is not None else "")
-            table.add_row(
-                Text(f"  {x.place.short}"), Text(f"{x.lost:.1f}", _colour(x.lost)),
-                Text(f"{number(x.inside)} → {number(x.out)} at {at}"), Text(_text(x.place, 48)),
-            )  # fmt: skip
-        yield table
-        if len(lines) > most:
-            yield Text(f"  … and {len(lines) - most} that lost less", style="dim")
+            errors = f"{number(x.inside)} → {number(x.out)} at {at}"
+            rows.append((x.place.short, Text(f"{x.lost:.1f}", _colour(x.lost)), errors, x.place.code(48)))
+        each = "each interpreted line" if any(x.store for x in self.outputs) else "each line"
+        title = f"Digits that {each} lost, the worst tile of each (error of its worst lane over the tile's RMS)"
+        yield from section(title, rows, "that lost less")
 
-    def _not_measured(self, most: int = 8) -> Iterator:
-        lines, other = self.unmeasured, [x for x in self.lines if x.otherwise]
-        if lines:
-            yield Text("\nNot measured", style="bold")
-            table = Table.grid(padding=(0, 2))
-            for x in lines[:most]:
-                what = Text(f"{x.operation}: {x.unmeasured}")
-                table.add_row(Text(f"  {x.place.short}"), what, Text(_text(x.place, 48)))
-            yield table
-            if len(lines) > most:
-                yield Text(f"  … and {len(lines) - most} more", style="dim")
-        if other:
-            yield Text("\nDecided otherwise without rounding; the shadow follows what was computed", style="bold")
-            table = Table.grid(padding=(0, 2))
-            for x in other[:most]:
-                what = Text(f"{x.operation}: {x.otherwise} lanes")
-                table.add_row(Text(f"  {x.place.short}"), what, Text(_text(x.place, 48)))
-            yield table
+    def _not_measured(self) -> Iterator:
+        rows = [(x.place.short, f"{x.operation}: {x.unmeasured}", x.place.code(48)) for x in self.unmeasured]
+        yield from section("Not measured", rows, "more")
+        other = [x for x in self.lines if x.otherwise]
+        rows = [(x.place.short, f"{x.operation}: {x.otherwise} lanes", x.place.code(48)) for x in other]
+        yield from section("Decided otherwise without rounding; the shadow follows what was computed", rows[:8], "")
 
 
 def _told(finding: Finding) -> Iterator:
-    line, rows = finding.line, []
+    line = finding.line
     if (store := finding.store) is not None:
         yield Text(f"Digits {finding.words}", style="bold red")
         x = finding.outputs[0]
-        rows = [("where", f"kernel {x.kernel}, {store.short}")]
-        rows += [("", f"called from {function}, line {at}") for function, at in store.via]
-        rows += [
-            ("line", store.statement),
-            ("as written", f"interpreted, {_digits(x.as_written)} are right: {_exactly(x.interpreted)} there"),
-        ]
+        rows = place_rows(store, f"kernel {x.kernel}, {store.short}", expression=False)
+        rows += [("as written", f"interpreted, {_digits(x.as_written)} are right: {_exactly(x.interpreted)} there")]
     elif line is None:
         yield Text("Digits lost over many lines, at none of them many", style="bold red")
+        rows = []
     else:
         blame = line.blamed
         assert blame is not None  # a line with an error has a blame
@@ -514,16 +472,12 @@ def _told(finding: Finding) -> Iterator:
         where = f"kernel {line.place.kernel}, " if line.place.kernel else ""
         where += f"program {blame.program}, " if blame.program is not None else ""
         backward = f", in its backward pass ({line.place.backward})" if line.place.backward else ""
-        rows = [("where", f"{where}{line.place.short}{backward}")]
-        rows += [("", f"called from {function}, line {at}") for function, at in line.place.via]
-        rows += [("line", line.place.statement)]
-        if line.place.expression and line.place.expression != line.place.statement:
-            rows += [("in it", " ".join(line.place.expression.split()))]
+        rows = place_rows(line.place, f"{where}{line.place.short}{backward}")
         index = f"lane {list(blame.index)} of {line.dtype} {list(blame.shape)}"
         rows += [
             ("worst lane", f"{index}: computed {_exactly(blame.computed)}, exact {_exactly(blame.true)}"),
             ("error", f"{number(blame.inside)} in, {number(blame.out)} out: {_lost(blame)}"),
-        ]  # fmt: skip
+        ]
         if line.absorbed:
             rows += [("vanished", f"{line.absorbed} addends left their sums as they were")]
     for x in finding.outputs[:4]:
@@ -534,10 +488,7 @@ def _told(finding: Finding) -> Iterator:
         rows += [("reaches", words)]
     if len(finding.outputs) > 4:
         rows += [("", f"and {len(finding.outputs) - 4} more")]
-    table = Table.grid(padding=(0, 2))
-    for name, words in rows:
-        table.add_row(Text(f"  {name}"), Text(words, style="bold" if name == "line" else ""))
-    yield table
+    yield grid(rows, bold="line")
 
 
 def _lost(blame: Blame) -> str:
@@ -562,11 +513,6 @@ def _exactly(x: float) -> str:
 
 def _colour(lost: float) -> str:
     return "red" if lost >= 3 else "yellow" if lost >= 1.5 else "green"
-
-
-def _text(place: Place, most: int) -> str:
-    text = " ".join((place.expression or place.statement).split())
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _weight(line: Line, blamed: set[int]) -> tuple:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from ..numerics.words import number
 from .digits import UNIT, right
 from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
 from .digits_triton import _BITS, _SAME, to_bfloat16
-from .trace_record import Place, Trace
+from .trace_record import Place, Trace, grid
 
 KEPT, MOST = 4, 1 << 14
 """Limits of what is compared: the first and the last tiles of a line, and elements of each."""
@@ -95,14 +94,12 @@ class Rounds:
         if not self.repeatable:
             words = "the runs began with other numbers, so that this says nothing: set a seed in the script"
             return Group(Text(title, style="bold"), Text(f"  {words}", style="yellow"))
-        table = Table.grid(padding=(0, 2))
-        for x in [x for x in self.spreads if x.operation != "load"][:8]:
-            text = " ".join((x.place.expression or x.place.statement).split())
-            table.add_row(
-                Text(f"  {x.place.short}"), Text(f"{right(x.spread):.1f}"), Text(f"apart by {number(x.spread)}"),
-                Text(text if len(text) <= 48 else text[:47] + "…"),
-            )  # fmt: skip
-        return Group(Text(title, style="bold"), table)
+        rows = [
+            (x.place.short, f"{right(x.spread):.1f}", f"apart by {number(x.spread)}", x.place.code(48))
+            for x in self.spreads
+            if x.operation != "load"
+        ]
+        return Group(Text(title, style="bold"), grid(rows[:8]))
 
 
 def _apart(tiles: np.ndarray) -> float:

@@ -10,13 +10,13 @@ infinite only because of one. A NaN is a fault, and so is an infinity computed f
 
 import linecache
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -89,6 +89,11 @@ class Place:
         """file:line, with the file's name alone, or with its folder's for a package."""
         path = Path(self.file)
         return f"{path.parent.name + '/' if path.name == '__init__.py' else ''}{path.name}:{self.line}"
+
+    def code(self, most: int = 70) -> str:
+        """The expression, or the line, on one line of at most so many characters."""
+        text = " ".join((self.expression or self.statement).split())
+        return text if len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,49 @@ class Access:
     programs: set = field(default_factory=set, repr=False)
 
 
-class Trace:
+# --- the reports of traces -------------------------------------------------------------------------------------------
+
+
+class Printed:
+    """Prints as rich does: 120 columns, no colours."""
+
+    def __str__(self) -> str:
+        console = Console(width=120, no_color=True, highlight=False)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+    __repr__ = __str__
+
+
+def grid(rows: Iterable[Sequence[str | Text]], bold: str = "") -> Table:
+    """Rows of cells without rules, indented; bold: the first cell of a row whose others are."""
+    table = Table.grid(padding=(0, 2))
+    for first, *others in rows:
+        style = "bold" if bold and first == bold else ""
+        table.add_row(Text(f"  {first}"), *(x if isinstance(x, Text) else Text(x, style) for x in others))
+    return table
+
+
+def section(title: str, rows: Sequence[Sequence[str | Text]], more: str, most: int = 8) -> Iterator[RenderableType]:
+    """The first rows under a title, and how many `more` there are; nothing for no rows."""
+    if rows:
+        yield Text(f"\n{title}", style="bold")
+        yield grid(rows[:most])
+    if len(rows) > most:
+        yield Text(f"  … and {len(rows) - most} {more}", style="dim")
+
+
+def place_rows(place: Place, where: str, expression: bool = True) -> list[tuple[str, str]]:
+    """The rows that name a place: where it is, who called it, its line, and, if asked for, the expression in it."""
+    rows = [("where", where), *(("", f"called from {function}, line {line}") for function, line in place.via)]
+    rows += [("line", place.statement)]
+    if expression and place.expression and place.expression != place.statement:
+        rows += [("in it", " ".join(place.expression.split()))]
+    return rows
+
+
+class Trace(Printed):
     """The result of `flakit.trace`; rich, `print` and the command line print the same report.
 
     first: the site of the first non-finite tile, None if all were finite.
@@ -413,7 +460,7 @@ class Trace:
         """The arguments of `TraceFigure.update`."""
         from ..figures.trace import Branch, Room
 
-        rooms = [Room(f"{line.place.line}  {_text(line.place, 60)}", line.largest, line.room) for line in self.headroom]
+        rooms = [Room(f"{line.place.line}  {line.place.code(60)}", line.largest, line.room) for line in self.headroom]
         site = self.first
         if site is None:
             line = self.headroom[0]
@@ -421,7 +468,7 @@ class Trace:
             programs, program, empty = self._programs(line.place.kernel, line.program, [])
             return dict(
                 title=WORDS["finite"],
-                subtitle=WORDS["nearest"].format(line=f"{line.place.short}  {_text(line.place)}"),
+                subtitle=WORDS["nearest"].format(line=f"{line.place.short}  {line.place.code()}"),
                 tile=cells, lane=lane,
                 tile_name=WORDS["tile"].format(shape=list(line.shape), index=list(line.index)),
                 programs=programs, program=program, empty=empty,
@@ -433,12 +480,12 @@ class Trace:
         programs, program, empty = self._programs(site.place.kernel, tile.program, self.sites)
         family = self.tree(site)
         return dict(
-            title=WORDS["first"].format(what=site.words), subtitle=f"{site.place.short}  {_text(site.place, 88)}",
+            title=WORDS["first"].format(what=site.words), subtitle=f"{site.place.short}  {site.place.code(88)}",
             tile=cells, lane=lane,
             tile_name=WORDS["bad tile"].format(dtype=tile.dtype, shape=list(tile.shape), index=list(tile.index)),
             programs=programs, program=program, empty=empty,
             programs_name=WORDS["bad programs"].format(kernel=site.place.kernel, program=tile.program),
-            tree=[Branch(n, f"{x.place.line}  {_text(x.place, 60)}", _short(x), bool(x.nan)) for n, x in family],
+            tree=[Branch(n, f"{x.place.line}  {x.place.code(60)}", _short(x), bool(x.nan)) for n, x in family],
             rooms=rooms, more=len(site.family()) - len(family),
         )  # fmt: skip
 
@@ -487,16 +534,6 @@ class Trace:
 
         return {}, dict(FOR_LIGHT)
 
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True, highlight=False)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
-
-    __repr__ = __str__
-
     def __rich__(self) -> Group:
         with speaking(ENGLISH):
             parts = [*self._first(), *self._families(), *self._bounds(), *self._rooms()]
@@ -515,20 +552,13 @@ class Trace:
             measured = "Every value that was measured" if self.notes else "Every value"
             yield Text(f"{measured} was finite.", style="green")
             return
-        tile, place = site.first, site.place
+        tile = site.first
         yield Text(f"First non-finite tile: {site.words}", style="bold red")
-        rows = [("where", _where(site))]
-        rows += [("", f"called from {function}, line {line}") for function, line in place.via]
-        rows += [("line", place.statement)]
-        if place.expression and place.expression != place.statement:
-            rows += [("in it", " ".join(place.expression.split()))]
+        rows = place_rows(site.place, _where(site))
         rows += [("operation", site.operation + (f" of {site.into}" if site.into else "")), ("lanes", _lanes(tile))]
         rows += [("operand", f"{x.name}: {x}") for x in tile.operands]
         rows += [("later", site.fate)] if site.fate else []
-        table = Table.grid(padding=(0, 2))
-        for name, words in rows:
-            table.add_row(Text(f"  {name}"), Text(words, style="bold" if name == "line" else ""))
-        yield table
+        yield grid(rows, bold="line")
 
     def _families(self, most: int = 40) -> Iterator:
         if len(self.sites) < 2:
@@ -558,30 +588,23 @@ class Trace:
         if not self.accesses:
             return
         yield Text("\nOut of bounds", style="bold red")
-        table = Table.grid(padding=(0, 2))
+        rows: list[Sequence[str | Text]] = []
         for access in self.accesses:
             ends = f"{abs(access.beyond)} elements {'past its end' if access.beyond > 0 else 'before its start'}"
             kind = " (inside its memory)" if access.within else ""
             what = f"{access.operation} of {access.into or 'memory'} {list(access.shape)}: up to {ends}{kind}"
             where = f"program {access.program}, first at {list(access.index)}, {access.lanes} lanes in all"
-            table.add_row(Text(f"  {access.place.short}"), Text(what), Text(where))
-            table.add_row("", Text(access.place.statement, style="dim"), "")
-        yield table
+            rows += [(access.place.short, what, where), ("", Text(access.place.statement, style="dim"), "")]
+        yield grid(rows)
 
-    def _rooms(self, most: int = 8) -> Iterator:
-        lines = self.headroom
-        if not lines:
-            return
-        yield Text("\nHeadroom of each exponential, in e-folds to overflow", style="bold")
-        table = Table.grid(padding=(0, 2))
-        for line in lines[:most]:
+    def _rooms(self) -> Iterator:
+        rows = []
+        for line in self.headroom:
             room = f"{line.room:.2f}" if math.isfinite(line.room) else "never"
             colour = "red" if line.room <= 0 else "yellow" if line.room < 10 else "green"
             at = f"largest exponent {_value(line.largest)}" + (f", program {line.program}" if line.program else "")
-            table.add_row(Text(f"  {line.place.short}"), Text(room, colour), Text(at), Text(_text(line.place, 60)))
-        yield table
-        if len(lines) > most:
-            yield Text(f"  … and {len(lines) - most} with more room", style="dim")
+            rows.append((line.place.short, Text(room, colour), at, line.place.code(60)))
+        yield from section("Headroom of each exponential, in e-folds to overflow", rows, "with more room")
 
 
 def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, int]]:
@@ -628,11 +651,6 @@ def _value(x: float) -> str:
     return "-inf" if x == -math.inf else number(x)
 
 
-def _text(place: Place, most: int = 70) -> str:
-    text = " ".join((place.expression or place.statement).split())
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def _where(site: Site) -> str:
     place, tile = site.place, site.first
     if place.kernel:
@@ -655,7 +673,7 @@ def _short(site: Site) -> str:
 
 def _node(site: Site) -> str:
     tile = site.first
-    text = f"{site.place.short}  {_text(site.place, 60)}"
+    text = f"{site.place.short}  {site.place.code(60)}"
     often = f" in {site.tiles} tiles" if site.tiles > 1 else ""
     programs = f" of {len(site.programs)} programs" if len(site.programs) > 1 else ""
     into = f" into {site.into}" if site.how == STORED and site.into else ""
