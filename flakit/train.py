@@ -9,6 +9,7 @@ ranks and writes checkpoints; a step is `models.training.take`, as in `models.tr
 """
 
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -52,36 +53,56 @@ MAX_REPLAYS = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `main`, by the same names. Raises ValueError for an unknown choice or a negative number."""
+    """The options of the command. Raises ValueError for a wrong one, with its name."""
 
-    out: Path
-    data: Path | None
-    mixer: str
-    dim: int
-    layers: int
-    head_size: int
-    slots: int
-    steps: int
-    size: int
-    T: int
-    accumulation: int
-    lr: float
-    warmup: float
-    weight_decay: float
-    clip: float
-    seed: int
-    dtype: str
-    parallel: str
-    checkpointing: bool
-    compile: bool
-    save_every: int
-    keep: int
-    watch_every: int
-    not_finite: str
-    tensorboard: bool
-    device: str | None
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for checkpoints, the log and the weights; found there, it goes on.")
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option(help="Any file; a token is a byte. Default: the source of Python's standard library.")
+    ] = None
+    mixer: Annotated[str, typer.Option(help="rwkv7, rwkv6, gsa or attention.")] = "rwkv7"
+    dim: Annotated[int, typer.Option(min=1, help="Width of the model.")] = 256
+    layers: Annotated[int, typer.Option(min=1)] = 4
+    head_size: Annotated[int, typer.Option(min=1, help="Channels of a head, a divisor of --dim.")] = 64
+    slots: Annotated[int, typer.Option(min=1, help="Of GSA, a head.")] = 64
+    steps: Annotated[int, typer.Option(min=1, help="Of the whole training, those before it goes on counted.")] = 1000
+    size: Annotated[int, typer.Option(min=1, help="Sequences a step, of all ranks together.")] = 16
+    T: Annotated[int, typer.Option("--T", min=1, help="Tokens a sequence.")] = 1024
+    accumulation: Annotated[
+        int, typer.Option(min=1, help="Parts that a rank computes its sequences in, one after another.")
+    ] = 1
+    lr: Annotated[float, typer.Option(help="Reached after the warmup, then falling to 0 along a cosine.")] = 2e-3
+    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.1
+    weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01
+    clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: none.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0
+    dtype: Annotated[
+        str, typer.Option(help="float32 or bfloat16: of products and operators; the weights stay float32.")
+    ] = "float32"
+    parallel: Annotated[
+        str, typer.Option(help="ddp: every rank has the whole model; fsdp2: its share of each parameter.")
+    ] = "ddp"
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Compute activations again in the backward pass: less memory.")
+    ] = False
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile each layer.")] = False
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, the newest.")] = 2
+    watch_every: Annotated[
+        int, typer.Option(min=0, help="Steps between measurements of headroom on every rank; 0: none.")
+    ] = 100
+    not_finite: Annotated[
+        str, typer.Option(help="Where loss or gradient is not finite: stop or skip. The batch is kept in a file.")
+    ] = "stop"
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log there; it has to be installed.")] = False
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: cuda where there is one.")] = None
 
     def __post_init__(self):
+        if self.out is None:
+            raise ValueError("out: expected a folder, got none")
+        if self.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ValueError("tensorboard: it is not installed here: pip install tensorboard; log.jsonl needs nothing")
         for name, known in (("mixer", MIXERS), ("dtype", DTYPES), ("parallel", PARALLEL), ("not_finite", NOT_FINITE)):
             one_of(name, getattr(self, name), tuple(known))
         for name in ("lr", "warmup", "weight_decay", "clip"):
@@ -513,57 +534,12 @@ def again(path: Path, device: str | None = None) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Replay = Annotated[
+    Path | None, typer.Option(help="Instead: compute the step in such a file again, for `flakit trace`.")
+]
 
 
-@app.command()
-def main(
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for checkpoints, the log and the weights; found there, it goes on.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Any file; a token is a byte. Default: the source of Python's standard library.")
-    ] = None,
-    mixer: Annotated[str, typer.Option(help="rwkv7, rwkv6, gsa or attention.")] = "rwkv7",
-    dim: Annotated[int, typer.Option(min=1, help="Width of the model.")] = 256,
-    layers: Annotated[int, typer.Option(min=1)] = 4,
-    head_size: Annotated[int, typer.Option(min=1, help="Channels of a head, a divisor of --dim.")] = 64,
-    slots: Annotated[int, typer.Option(min=1, help="Of GSA, a head.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, help="Of the whole training, those before it goes on counted.")] = 1000,
-    size: Annotated[int, typer.Option(min=1, help="Sequences a step, of all ranks together.")] = 16,
-    T: Annotated[int, typer.Option("--T", min=1, help="Tokens a sequence.")] = 1024,
-    accumulation: Annotated[
-        int, typer.Option(min=1, help="Parts that a rank computes its sequences in, one after another.")
-    ] = 1,
-    lr: Annotated[float, typer.Option(help="Reached after the warmup, then falling to 0 along a cosine.")] = 2e-3,
-    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.1,
-    weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
-    clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: none.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the data.")] = 0,
-    dtype: Annotated[
-        str, typer.Option(help="float32 or bfloat16: of products and operators; the weights stay float32.")
-    ] = "float32",
-    parallel: Annotated[
-        str, typer.Option(help="ddp: every rank has the whole model; fsdp2: its share of each parameter.")
-    ] = "ddp",
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Compute activations again in the backward pass: less memory.")
-    ] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="torch.compile each layer.")] = False,
-    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that stay, the newest.")] = 2,
-    watch_every: Annotated[
-        int, typer.Option(min=0, help="Steps between measurements of headroom on every rank; 0: none.")
-    ] = 100,
-    not_finite: Annotated[
-        str, typer.Option(help="Where loss or gradient is not finite: stop or skip. The batch is kept in a file.")
-    ] = "stop",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log there; it has to be installed.")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: cuda where there is one.")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Instead: compute the step in such a file again, for `flakit trace`.")
-    ] = None,
-):
+def main(replay: Replay = None, **options):
     """Train a language model on bytes, on one process or on several that torchrun starts.
 
     python -m flakit.train --out runs/first
@@ -579,16 +555,13 @@ def main(
     Exits with 0 when all steps are taken, 1 if it stopped for a step that was not finite, 2 if it could not run, and
     128 and the number of the signal that ended it.
     """
-    args = {name: value for name, value in locals().items() if name not in ("replay", "out")}
     try:
         if replay is not None:
-            typer.echo(again(replay, device))  # exit without an error, for `flakit trace`, whatever it reports
+            typer.echo(
+                again(replay, options["device"])
+            )  # exit without an error, for `flakit trace`, whatever it reports
             return
-        if out is None:
-            raise ValueError("out: expected a folder, got none")
-        if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise ValueError("tensorboard: it is not installed here: pip install tensorboard; log.jsonl needs nothing")
-        status = train(Settings(out=out, **args))
+        status = train(Settings(**options))
     except (ValueError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":
             message = re.sub(r"^(\w+):", lambda name: f"--{name[1].replace('_', '-')}:", str(error))
@@ -597,6 +570,13 @@ def main(
             )
         raise typer.Exit(WRONG) from None
     raise typer.Exit(status)
+
+
+# Typer reads the options from the signature: the fields of `Settings`, then `replay`.
+_replay, _ = inspect.signature(main).parameters.values()
+main.__signature__ = inspect.Signature([*inspect.signature(Settings).parameters.values(), _replay])
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
 
 
 if __name__ == "__main__":
