@@ -83,9 +83,8 @@ def rows_of(subject: str, report: dict) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = recorded.script(__doc__)
     parser.add_argument("whose", nargs="*", default=["flakit"], help="some of flakit (the default), fla and family")
-    parser.add_argument("--out", type=Path, help="default: data/gpu_audits.json, or data/cpu_audits.json")
     parser.add_argument("--only", action="append", help="a probe; may be repeated")
     parser.add_argument("--workers", type=int, default=1, help="operators audited at a time")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which an audit counts as unfinished")

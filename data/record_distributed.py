@@ -6,7 +6,6 @@ Each run is `flakit.train` in processes of its own, of the same global batches; 
 and none is begun after so many seconds. --quick: small, on two processes of a CPU.
 """
 
-import argparse
 import json
 import math
 import os
@@ -48,11 +47,9 @@ WARM = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_distributed.json")
+    parser = recorded.script(__doc__, "h200_distributed", quick="small, on two processes of a CPU")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
-    parser.add_argument("--quick", action="store_true", help="small, on two processes of a CPU")
     given = parser.parse_args()
     if not given.quick and torch.cuda.device_count() < 2:
         parser.error(f"expected two GPUs, found {torch.cuda.device_count()}")

@@ -58,11 +58,9 @@ QUICK = Size(hidden=256, layers=2, vocabulary=512, B=2, T=128, prompt=80, new=4,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = recorded.script(__doc__, "h200_fla_models", quick="tiny models")
     parser.add_argument("models", nargs="*", default=MODELS, help=", ".join(MODELS))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_fla_models.json")
     parser.add_argument("--tune", type=float, default=330, help="seconds at most that it may tune itself beforehand")
-    parser.add_argument("--quick", action="store_true", help="tiny models")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)  # a tuning process: what of whom
     options = parser.parse_args()
     if not set(options.models) <= set(MODELS):

@@ -10,7 +10,6 @@ at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as
 six fit on one GPU beside other work, and `LIMIT_GB` sees to it.
 """
 
-import argparse
 import math
 import multiprocessing
 import os
@@ -42,14 +41,12 @@ LIMIT_GB = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = recorded.script(__doc__, quick="one seed, two windows of each run")
     parser.add_argument("--long", action="store_true", help="the long runs, for a GPU, all at once")
     parser.add_argument("--text", action="store_true", help="the run that dies, on the text of the standard library")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cpu, with --long cuda")
     parser.add_argument("--seconds", type=float, default=480.0, help="when each of the long runs stops")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once without --long")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one seed, two windows of each run")
     options = parser.parse_args()
     device = options.device or ("cuda" if options.long else "cpu")
     if device == "cuda" and not torch.cuda.is_available():

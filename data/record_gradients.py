@@ -3,7 +3,6 @@
 python data/record_gradients.py rwkv6 [--out FILE] [--quick]
 """
 
-import argparse
 import itertools
 import platform
 import time
@@ -25,11 +24,9 @@ OTHERS = {"rwkv6": {"running sums": running_sums}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = recorded.script(__doc__, quick="a few settings only")
     parser.add_argument("op", choices=OPERATORS)
-    parser.add_argument("--out", type=Path, help="default: data/h200_<operator>_gradients.json")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a few settings only")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():

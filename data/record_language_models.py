@@ -7,13 +7,11 @@ holds at most 3.3 GB of tensors (RWKV7; RWKV6 2.2, GSA 1.9, attention 1.0 GB: wh
 sequence and for two, carried on to 16), so that four at once and the process that started them stay below 20 GB.
 """
 
-import argparse
 import itertools
 import multiprocessing
 import platform
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from rich.progress import Progress
@@ -28,11 +26,9 @@ AUTOCAST = torch.bfloat16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "h200_language_models.json")
+    parser = recorded.script(__doc__, "h200_language_models", quick="tiny models, one seed, two windows")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--jobs", type=int, default=4, help="models trained at once, spread over all GPUs")
-    parser.add_argument("--quick", action="store_true", help="tiny models, one seed, two windows")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():

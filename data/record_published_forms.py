@@ -4,9 +4,6 @@ casebook 2 called them and with one scale. Needs a GPU, and fla-core installed b
 python data/record_published_forms.py [--out FILE]
 """
 
-import argparse
-from pathlib import Path
-
 from flakit.bench.speed import peer_version
 from flakit.cases import chunk_vs_recurrent as case
 from flakit.cases.published import published_rwkv6
@@ -14,8 +11,7 @@ from flakit.numerics import recorded
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / f"{case.RECORDING}.json")
+    parser = recorded.script(__doc__, case.RECORDING)
     options = parser.parse_args()
     if published_rwkv6() is None:
         parser.error("expected a GPU, and flash-linear-attention (pip install fla-core), beside flakit")

@@ -6,9 +6,7 @@ One sequence with an initial state and a gradient for the final one, in slices o
 slice. With one rank the operator runs without a group.
 """
 
-import argparse
 import platform
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -32,9 +30,7 @@ T = 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "cpu_ranks_accuracy.json")
-    parser.add_argument("--quick", action="store_true", help="short sequences, two ranks at most")
+    parser = recorded.script(__doc__, "cpu_ranks_accuracy", quick="short sequences, two ranks at most")
     args = parser.parse_args()
     tokens, counts = (40, RANKS[:2]) if args.quick else (T, RANKS)
     rows = []

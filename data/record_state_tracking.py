@@ -3,9 +3,7 @@
 python data/record_state_tracking.py [--out FILE] [--quick]
 """
 
-import argparse
 import platform
-from pathlib import Path
 
 import torch
 from rich.progress import track
@@ -18,9 +16,7 @@ RUNS += [(5, name, seed) for name in MODELS if "layers" not in name for seed in 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "state_tracking.json")
-    parser.add_argument("--quick", action="store_true", help="five models, one seed, five steps")
+    parser = recorded.script(__doc__, "state_tracking", quick="five models, one seed, five steps")
     options = parser.parse_args()
     steps, runs = (5, RUNS[:25:5]) if options.quick else (None, RUNS)
 

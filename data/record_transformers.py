@@ -6,7 +6,6 @@ python data/record_transformers.py --here --out FILE     with the transformers o
 Each release runs in a virtual environment of its own, which pip fills (2 GB) and which is deleted afterwards.
 """
 
-import argparse
 import os
 import platform
 import subprocess
@@ -26,12 +25,10 @@ RELEASES = ("4.48.2", "5.23.0")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = recorded.script(__doc__, "transformers_accumulation", quick="an accumulation of 1 and 4, one contract")
     parser.add_argument("releases", nargs="*", default=RELEASES, help="of transformers")
     parser.add_argument("--accelerate", default="1.15.0", help="its release in every environment")
-    parser.add_argument("--out", type=Path, default=ROOT / "data" / "transformers_accumulation.json")
     parser.add_argument("--here", action="store_true", help="only this environment's transformers")
-    parser.add_argument("--quick", action="store_true", help="an accumulation of 1 and 4, one contract")
     options = parser.parse_args()
 
     rows = []

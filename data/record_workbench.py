@@ -3,10 +3,8 @@
 python data/record_workbench.py [--out FILE]
 """
 
-import argparse
 import json
 import platform
-from pathlib import Path
 
 import numpy as np
 from rich.progress import track
@@ -29,8 +27,7 @@ DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in PRESETS.valu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "workbench.json")
+    parser = recorded.script(__doc__, "workbench")
     options = parser.parse_args()
     rows = []
     for way in track(workbench.WAYS, "anchors"):

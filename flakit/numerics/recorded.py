@@ -5,6 +5,7 @@ their columns. A value is a number, a string, null, or a list of these. Non-fini
 strings "inf", "-inf" and "nan".
 """
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -85,6 +86,18 @@ def read(name: str | Path, *, needs: Sequence[str] = ()) -> Recording:
             raise ValueError(f"{path.name}: expected {len(columns)} values in row {n}, got {len(row)}")
     read_rows = (dict(zip(columns, map(_from_json, row), strict=True)) for row in rows)
     return Recording(meta, tuple(columns), tuple(read_rows))
+
+
+def script(doc: str | None, out: str | None = None, quick: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a script that makes a recording, with the option --out, by default data/<out>.json.
+
+    doc: the script's docstring. quick: what an option --quick does, "" for no such option.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=out and carried.folder("data") / f"{out}.json")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def provenance(command: str, device: str | None = None, **more: str) -> dict[str, str]:
