@@ -101,8 +101,6 @@ class Settings:
     def __post_init__(self):
         if self.out is None:
             raise ValueError("out: expected a folder, got none")
-        if self.tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise ValueError("tensorboard: it is not installed here: pip install tensorboard; log.jsonl needs nothing")
         for name, known in (("mixer", MIXERS), ("dtype", DTYPES), ("parallel", PARALLEL), ("not_finite", NOT_FINITE)):
             one_of(name, getattr(self, name), tuple(known))
         for name in ("lr", "warmup", "weight_decay", "clip"):
@@ -561,7 +559,10 @@ def main(replay: Replay = None, **options):
                 again(replay, options["device"])
             )  # exit without an error, for `flakit trace`, whatever it reports
             return
-        status = train(Settings(**options))
+        settings = Settings(**options)
+        if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ValueError("tensorboard: it is not installed here: pip install tensorboard; log.jsonl needs nothing")
+        status = train(settings)
     except (ValueError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":
             message = re.sub(r"^(\w+):", lambda name: f"--{name[1].replace('_', '-')}:", str(error))

@@ -95,8 +95,9 @@ class Audit:
         verdicts = {x.probe.name: x for x in self.verdicts}
         return verdicts[one_of("probe", name, verdicts)]
 
-    def __rich__(self):
-        return table(self)
+    __rich__ = table
+    _repr_html_ = in_a_notebook
+    to_dict = as_dict
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -104,9 +105,6 @@ class Audit:
         return text.getvalue()
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return in_a_notebook(self)
 
     def picture(self):
         """Draw every probe's worst figure as a share of its budget, with matplotlib."""
@@ -128,10 +126,6 @@ class Audit:
         for v in self.failed:
             if v.repro:
                 Path(folder, f"{v.probe.name.replace('-', '_')}.py").write_text(v.repro, encoding="utf-8")
-
-    def to_dict(self) -> dict:
-        """Return versions, device and every verdict, as `flakit audit --json` writes them."""
-        return as_dict(self)
 
 
 def audit(
@@ -187,6 +181,7 @@ def audit(
     chosen = [PROBES[one_of("only", name, PROBES)] for name in names]
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
+    progress, found = progress or (lambda name, done, total: None), found or (lambda verdict: None)
     start, limit = time.monotonic(), math.inf if seconds is None or full else seconds
     seed = whole_number("seed", seed, least=0)
     begun = clock_of(device)()
@@ -194,8 +189,7 @@ def audit(
 
     def tell(index: int, verdict: Verdict) -> None:
         verdicts[index] = verdict
-        if found is not None:
-            found(verdict)
+        found(verdict)
 
     with contextlib.suppress(Stopped), contextlib.ExitStack() as afterwards:
         examiner = Examiner(subject, device=device, full=full, seed=seed, stopped=stopped)
@@ -204,13 +198,11 @@ def audit(
         verdicts = [each.so_far() for each in queue]
         examiner.deadline = begun + OVERTIME * limit
         for n, each in enumerate(queue):
-            if progress is not None:
-                progress(each.probe.name, n, 2 * len(queue))
+            progress(each.probe.name, n, 2 * len(queue))
             each.go_on(first=True)
             tell(n, each.so_far())
         for n, each in enumerate(queue):
-            if progress is not None:
-                progress(each.probe.name, len(queue) + n, 2 * len(queue))
+            progress(each.probe.name, len(queue) + n, 2 * len(queue))
             now = examiner.clock()
             examiner.deadline = now + max(0.0, begun + limit - now) / (len(queue) - n) * 2
             each.go_on()
@@ -220,14 +212,12 @@ def audit(
         failed = [n for n, v in enumerate(verdicts) if v.verdict == FAIL]
         end = examiner.clock() + (math.inf if limit == math.inf else SECONDS / 2)
         for left, n in zip(range(len(failed), 0, -1), failed, strict=True):
-            if progress is not None:
-                progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
+            progress(f"shrinking {verdicts[n].probe.name}", len(chosen), len(chosen))
             examiner.deadline = end
             smaller = shrink and not verdicts[n].cause
             seconds_left = max(0.0, min(SHRINKING, (end - examiner.clock()) / left))
             tell(n, _smallest(verdicts[n], examiner, smaller, seconds_left))
-        if progress is not None:
-            progress("", len(chosen), len(chosen))
+        progress("", len(chosen), len(chosen))
     return Audit(subject, tuple(verdicts), device, time.monotonic() - start)
 
 

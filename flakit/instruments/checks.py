@@ -115,10 +115,7 @@ def scale(x: Examiner, setting: Setting) -> Finding:
     """The subject uses `scale`, and its default is the operator's."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
-    try:
-        ran = x.run(setting)
-    except Broken as broken:
-        return x.crash(setting, broken)
+    ran = x.run(setting)
     truth = truth_of(x.op, setting, x.device)  # at the operator's own default scale
     finding = findings(x.op, ran, truth, setting, only=("o",), allowances=x.allowances)[0]
     if "o" in x.learnt.known and x.learnt.power is None:
@@ -177,10 +174,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
                 seen[name], before[name] = y, y.detach().clone()
         return inputs, arriving
 
-    try:
-        x.run(setting, prepare=prepare)
-    except Broken as broken:
-        return x.crash(setting, broken)
+    x.run(setting, prepare=prepare)
     shares = {}
     for name, y in seen.items():
         differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
@@ -195,7 +189,7 @@ def apart(x: Examiner, setting: Setting) -> Finding:
     """No output shares memory with an input, and the next call leaves earlier outputs as they are."""
     setting, op = x.resolved(setting), x.op
     first_inputs, _ = setting.make(op, x.device)
-    inputs = {name: y for name, y in op.leaves(first_inputs).items()}
+    inputs = op.leaves(first_inputs)
     with torch.no_grad():
         o, parts = x.subject(first_inputs)
         outputs = dict(zip(op.outputs, (o, *(parts if setting.final_state else ())), strict=False))
@@ -227,19 +221,16 @@ REPEATING = 1.0
 def repeatable(x: Examiner, setting: Setting) -> Finding:
     """Repeated calls return the same bits."""
     setting, begun = x.resolved(setting), x.clock()
-    try:
-        first = x.run(setting)
-        for n in range(1, CALLS if x.full or not x.learnt.interpreted else 2):
-            if n > 1 and not x.full and x.clock() - begun > REPEATING:
-                break
-            second = x.run(setting)
-            for name, y in first.values.items():
-                z = second.values[name]
-                if y is not None and z is not None and not torch.equal(y.nan_to_num(), z.nan_to_num()):
-                    off = ((y - z).double().norm() / y.double().norm()).item()
-                    return Finding(setting, "changed", name, off, 0.0, f"{name} differs by {off:.1e} at call {n + 1}")
-    except Broken as broken:
-        return x.crash(setting, broken)
+    first = x.run(setting)
+    for n in range(1, CALLS if x.full or not x.learnt.interpreted else 2):
+        if n > 1 and not x.full and x.clock() - begun > REPEATING:
+            break
+        second = x.run(setting)
+        for name, y in first.values.items():
+            z = second.values[name]
+            if y is not None and z is not None and not torch.equal(y.nan_to_num(), z.nan_to_num()):
+                off = ((y - z).double().norm() / y.double().norm()).item()
+                return Finding(setting, "changed", name, off, 0.0, f"{name} differs by {off:.1e} at call {n + 1}")
     return Finding(setting, "fine", "", 0.0, 0.0, f"equal bits in {n + 1} calls")
 
 
@@ -293,15 +284,11 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
         return call
 
     def run(at: Setting) -> Ran:
-        names = ("empty", "empty_like", "zeros", "zeros_like")
-        on_tensor = ("new_empty", "new_zeros")
-        full_like, full = torch.full_like, torch.full
-        inputs: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in names}
-        made_of: dict[str, Any] = {n: allocate(getattr(Tensor, n), "zeros" in n) for n in on_tensor}
-        with mock.patch.multiple(torch, **inputs):
-            with mock.patch.multiple(Tensor, **made_of):
-                assert (full_like, full) == (torch.full_like, torch.full)
-                return x.run(at, prepare=prepare)
+        of_torch, of_tensor = ("empty", "empty_like", "zeros", "zeros_like"), ("new_empty", "new_zeros")
+        functions: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in of_torch}
+        methods: dict[str, Any] = {n: allocate(getattr(Tensor, n), "zeros" in n) for n in of_tensor}
+        with mock.patch.multiple(torch, **functions), mock.patch.multiple(Tensor, **methods):
+            return x.run(at, prepare=prepare)
 
     finding = x.compare(setting, run=run)
     written = fences.broken()

@@ -13,7 +13,6 @@ from .examiner import Examiner
 from .finding import Finding
 from .pair import ranks_device
 from .setting import Setting
-from .subject import Broken
 
 ORDERED = 8
 """By how many spacings of the dtype results may move when heads, and with them sums, change places."""
@@ -33,10 +32,7 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
         dparts = [turned(y, name, 1) for name, y in zip(op.outputs[1:], op.parts(dstate), strict=False)]
         return op.arguments(leaves, inputs), (turned(do, "o", 1), op.state(dparts))
 
-    try:
-        first, second = x.run(setting), x.run(setting, prepare=prepare)
-    except Broken as broken:
-        return x.crash(setting, broken)
+    first, second = x.run(setting), x.run(setting, prepare=prepare)
     allowed = ORDERED * torch.finfo(setting.torch_dtype).eps
     moved = {}
     for name, y in first.values.items():
@@ -69,10 +65,7 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
         ends[0].copy_(inputs["cu_seqlens"])
         return inputs | {"cu_seqlens": ends[0]}, arriving
 
-    try:
-        x.run(setting.without(lengths=setting.lengths[::-1]), prepare=seen)
-    except Broken as broken:
-        return x.crash(setting, broken)
+    x.run(setting.without(lengths=setting.lengths[::-1]), prepare=seen)
     finding = x.compare(setting, run=lambda at: x.run(at, prepare=overwritten))
     if finding.fails and finding.kind != "raises":
         return replace(finding, words=f"{finding.words}; the same tensor held other offsets at an earlier call")

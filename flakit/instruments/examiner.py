@@ -24,7 +24,9 @@ def clock_of(device: str) -> Callable[[], float]:
 class Examiner:
     """A subject under examination.
 
-    learnt: the result of `learn`. full: use dense grids and long sequences. clock: `clock_of` the device.
+    learnt: the result of `learn`. plain: the plainest call that the subject takes; probes vary it. supports: by
+    feature, why it is not supported; None if it is. resolved: `Learnt.resolved`, a setting without what is not
+    supported. full: use dense grids and long sequences. clock: `clock_of` the device.
     deadline: the time of `clock` after which probes try no further settings.
     Other arguments are those of `Runner` and `learn`.
     """
@@ -42,25 +44,12 @@ class Examiner:
         self.clock, self.deadline = clock_of(device), float("inf")
         self.runner = Runner(subject, device, stopped)
         self.learnt = learn(self.runner, seed)
+        self.plain, self.supports, self.resolved = self.learnt.plain, self.learnt.supports, self.learnt.resolved
         self._runs: dict[Setting, Ran] = {}
-
-    @property
-    def plain(self) -> Setting:
-        """The plainest call that the subject takes; probes vary it."""
-        return self.learnt.plain
-
-    @property
-    def supports(self) -> Mapping[str, str | None]:
-        """By feature, why it is not supported; None if it is."""
-        return self.learnt.supports
 
     @property
     def late(self) -> bool:
         return self.clock() > self.deadline
-
-    def resolved(self, setting: Setting) -> Setting:
-        """The setting without what the subject does not support."""
-        return self.learnt.resolved(setting)
 
     # --- running -----------------------------------------------------------------------------------------------------
 

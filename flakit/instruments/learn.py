@@ -72,20 +72,19 @@ class Learnt:
     def resolved(self, setting: Setting) -> Setting:
         """The setting without what the subject does not support."""
         fields: dict[str, Any] = {}
-        if self.refuses("initial state"):
-            fields["initial_state"] = False
+        without: dict[str, dict[str, Any]] = {
+            "initial state": {"initial_state": False},
+            "batches": {"B": 1},
+            "heads": {"H": 1},
+            "groups": {"groups": 1},
+            "K != V": {"V": setting.K},
+        }
+        for feature, values in without.items():
+            fields |= values if self.refuses(feature) else {}
         if self.refuses("final state"):
             fields |= {"final_state": False, "loss": "o" if setting.loss == "both" else setting.loss}
         elif setting.loss == "both" and any(self.known.get(name) == "cut off" for name in self.op.outputs[1:]):
             fields["loss"] = "o"
-        if self.refuses("batches"):
-            fields["B"] = 1
-        if self.refuses("heads"):
-            fields["H"] = 1
-        if self.refuses("groups"):
-            fields["groups"] = 1
-        if self.refuses("K != V"):
-            fields["V"] = setting.K
         if self.granule > 1:
             n = self.granule
             fields["T"] = -(-setting.T // n) * n

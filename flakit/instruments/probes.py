@@ -11,7 +11,7 @@ from ..numerics.operators import Operator
 from . import checks, checks_calls
 from . import probe_settings as settings
 from .examiner import Examiner
-from .finding import Finding, raised
+from .finding import Finding
 from .learn import COARSE
 from .probe_settings import BOTH, LENGTHS, MIXED, SIZES, STATES, decays, strided
 from .setting import INT32, Setting
@@ -26,6 +26,7 @@ PROGRAMS = 1040
 WIDEST = 64
 """The widest tile that kernels cut a head into; the widths of others divide it."""
 
+Check = Callable[[Examiner, Setting], Finding]
 Control = tuple[str, Callable[[Setting], Setting]]
 
 
@@ -63,7 +64,7 @@ class Probe:
     meaning: str
     case: str
     settings: Callable[[Examiner], Sequence[Setting]]
-    check: Callable[[Examiner, Setting], Finding]
+    check: Check
     budget: str = ROUNDING
     needs: tuple[str, ...] = ()
     condition: Callable[[Operator, Setting], bool] = lambda op, setting: True
@@ -74,10 +75,7 @@ class Probe:
 
     def ask(self, x: Examiner, setting: Setting) -> Finding:
         """Run the check; a crash is a finding that fails. Raises Refused if the subject does not take the setting."""
-        try:
-            return self.check(x, setting)
-        except Broken as broken:
-            return raised(setting, broken)
+        return _run(self.check, x, setting)
 
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
         """The probe for whose reason this one fails, "" for none, and the finding at its setting."""
@@ -91,9 +89,7 @@ class Probe:
             if setting == finding.setting and check is self.check:
                 continue
             try:
-                result = check(x, setting)
-            except Broken as broken:
-                result = raised(setting, broken)
+                result = _run(check, x, setting)
             except Refused:
                 continue
             if result.fails and result.kind == finding.kind and _as_bad(result, finding):
@@ -110,6 +106,13 @@ class Probe:
         names = (*(["slightly wrong"] if slight else []), f"{finding.kind} {decay}", finding.kind)
         case = next((self.kinds[name] for name in names if name in self.kinds), self.case)
         return "" if case in ("inverse", "rounded_chain") and not op.solves else case
+
+
+def _run(check: Check, x: Examiner, setting: Setting) -> Finding:
+    try:
+        return check(x, setting)
+    except Broken as broken:
+        return x.crash(x.resolved(setting), broken)
 
 
 def _as_bad(control: Finding, finding: Finding) -> bool:

@@ -115,7 +115,7 @@ def in_a_notebook(audit) -> str:
 
 
 def as_dict(audit) -> dict:
-    """The content of `--json`."""
+    """Return versions, device and every verdict, as `flakit audit --json` writes them."""
     return for_json(
         {
             "subject": audit.subject.name,

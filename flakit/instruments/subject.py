@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics.arguments import named_function, one_of, shown
+from ..numerics.arguments import named_function, one_of, parameters_of, shown
 from ..numerics.operators import Operator, known, operator
 from ..ops.common.dispatch import interpreted_alone
 
@@ -79,8 +79,9 @@ class Subject:
         self.original, self.adapter, self.adapted = function, adapter, adapter is not None
         self.style, self.patient = "tuple", True
         self.by_name, self.named = self._signature()
-        self.taken = _parameters(self.function)
-        self.without_decay = bool(self.op.decay) and self._takes_none(self.op.decay)
+        parameters = parameters_of(self.function)
+        self.taken, decay = frozenset(parameters), parameters.get(self.op.decay)
+        self.without_decay = decay is not None and decay.default is None
 
     def _signature(self) -> tuple[bool, frozenset[str]]:
         """Whether to pass the tensors by name, and which of `OPTIONS` the callable takes."""
@@ -98,14 +99,6 @@ class Subject:
         if not names and inspect.Parameter.VAR_KEYWORD in kinds:  # a wrapper that passes everything on
             return inspect.Parameter.VAR_POSITIONAL not in kinds, frozenset(OPTIONS)
         return set(self.op.tensors) <= names, frozenset(names & set(OPTIONS))
-
-    def _takes_none(self, name: str) -> bool:
-        """Whether an argument has the default None."""
-        try:
-            parameter = inspect.signature(self.function).parameters.get(name)
-        except (TypeError, ValueError):
-            return False
-        return parameter is not None and parameter.default is None
 
     @interpreted_alone()
     def __call__(self, inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -241,13 +234,6 @@ def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:
         f"sys.path.insert(0, {str(path.parent)!r})",
         f"from {path.stem} import {attribute} as {called}",
     )
-
-
-def _parameters(function: Callable) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def import_of(function: Callable, called: str) -> tuple[str, ...]:
