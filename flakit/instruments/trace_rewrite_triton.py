@@ -15,6 +15,7 @@ import inspect
 import linecache
 import math
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
@@ -172,6 +173,18 @@ class Rewritten:
         return torch.zeros(sites * ROW + math.prod(grid) * (sites + 1), dtype=torch.int64, device=device)
 
 
+def _preceded(visit: Callable) -> Callable[["_Watch", Any], list[ast.stmt]]:
+    """Precede the statements that a visit returns by those that give their expressions names."""
+
+    def visit_with_names(self: "_Watch", node: ast.stmt) -> list[ast.stmt]:
+        outer, self.before = self.before, []
+        own = visit(self, node)
+        statements, self.before = [*self.before, *own], outer
+        return statements
+
+    return visit_with_names
+
+
 class _Watch(ast.NodeTransformer):
     """Adds the checks to one function."""
 
@@ -207,9 +220,6 @@ class _Watch(ast.NodeTransformer):
 
     # --- expressions: loads and the like get a name of their own
 
-    def taken_apart(self, node: ast.expr) -> ast.expr:
-        return self.visit(node)
-
     def visit_IfExp(self, node):
         self.conditional += 1
         node = self.generic_visit(node)
@@ -224,8 +234,8 @@ class _Watch(ast.NodeTransformer):
         self.generic_visit(node)
         if _is_jitted(function) and not _of_triton(function):
             self.made.add(function)
-            names = [parameter for parameter in inspect.signature(function.fn).parameters]
-            passed = {name: _names(x) for name, x in zip(names, node.args, strict=False)}
+            parameters = inspect.signature(function.fn).parameters
+            passed = {name: _names(x) for name, x in zip(parameters, node.args, strict=False)}
             passed |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
             self.made.passed.append((self.name, function.fn.__name__, passed))
             self.space[_traced(function)] = None  # filled in when all are made
@@ -262,48 +272,34 @@ class _Watch(ast.NodeTransformer):
 
     # --- statements
 
-    def taken(self, make) -> list[ast.stmt]:
-        """The statements that `make` returns, preceded by those that its expressions need."""
-        outer, self.before = self.before, []
-        own = make()
-        statements, self.before = [*self.before, *own], outer
-        return statements
-
+    @_preceded
     def visit_Assign(self, node):
         text, plain = ast.unparse(node.value), node.value
+        node.value = self.visit(node.value)
+        names = [x for target in node.targets for x in _targets(target)]
+        for name in names:
+            self.defined[name] = plain
+        if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
+            # Nothing but a call that was checked by itself: the two names are one.
+            self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
+            return [node]
+        return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
 
-        def make():
-            node.value = self.taken_apart(node.value)
-            names = [x for target in node.targets for x in _targets(target)]
-            for name in names:
-                self.defined[name] = plain
-            if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
-                # Nothing but a call that was checked by itself: the two names are one.
-                self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
-                return [node]
-            return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
-
-        return self.taken(make)
-
+    @_preceded
     def visit_If(self, node):
-        def make():
-            node.test = self.taken_apart(node.test)
-            node.body, node.orelse = self.each(node.body), self.each(node.orelse)
-            return [node]
+        node.test = self.visit(node.test)
+        node.body, node.orelse = self.each(node.body), self.each(node.orelse)
+        return [node]
 
-        return self.taken(make)
-
+    @_preceded
     def visit_For(self, node):
-        def make():
-            node.iter = self.taken_apart(node.iter)
-            node.body = self.each(node.body)
-            return [node]
-
-        return self.taken(make)
+        node.iter = self.visit(node.iter)
+        node.body = self.each(node.body)
+        return [node]
 
     def visit_While(self, node):
-        self.conditional += 1  # made again at each turn
-        node.test = self.taken_apart(node.test)
+        self.conditional += 1  # evaluated again at each turn
+        node.test = self.visit(node.test)
         self.conditional -= 1
         node.body = self.each(node.body)
         return node
@@ -314,15 +310,12 @@ class _Watch(ast.NodeTransformer):
     def visit_AnnAssign(self, node):
         return node  # constants
 
+    @_preceded
     def visit_AugAssign(self, node):
         text = ast.unparse(node)
-
-        def make():
-            node.value = self.taken_apart(node.value)
-            names = _targets(node.target)
-            return [node, *self.notes(node, text, names, (*names, *_names(node.value)), _calls(node.value))]
-
-        return self.taken(make)
+        node.value = self.visit(node.value)
+        names = _targets(node.target)
+        return [node, *self.notes(node, text, names, (*names, *_names(node.value)), _calls(node.value))]
 
     def notes(self, node, text: str, names, reads, calls) -> list[ast.stmt]:
         operation = _operation(node.value)
@@ -330,87 +323,70 @@ class _Watch(ast.NodeTransformer):
             self.call("note", name, site=self.check(node, text, operation, name, reads, calls=calls)) for name in names
         ]
 
+    @_preceded
     def visit_Return(self, node):
         if not self.is_helper or node.value is None or isinstance(node.value, (ast.Tuple, ast.Constant, ast.Name)):
-            return node
-        text = ast.unparse(node.value)
+            return [node]
+        text, value = ast.unparse(node.value), self.visit(node.value)
+        if isinstance(value, ast.Name):
+            self.made.rename(value.id, "return")
+            return [ast.Return(value)]
+        name = f"flakit_{len(self.made.checks)}"
+        site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
+        assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
+        return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
 
-        def make():
-            value = self.taken_apart(node.value)
-            if isinstance(value, ast.Name):
-                self.made.rename(value.id, "return")
-                return [ast.Return(value)]
-            name = f"flakit_{len(self.made.checks)}"
-            site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
-            assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
-            return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
-
-        return self.taken(make)
-
+    @_preceded
     def visit_Expr(self, node):
         call = node.value
         if not isinstance(call, ast.Call):
-            return node
+            return [node]
         function = self.resolve(call.func)
         name = getattr(function, "__name__", "")
-        if (
-            function is None
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr == "store"
-            and len(call.args) == 2
-        ):
-            return self.taken(lambda: self.through_descriptor(node, call))
-        if name not in ("store", "atomic_add") or not _of_triton(function):
-            if name.startswith(("static_", "device_")):
-                return node
-            return self.taken(lambda: [ast.Expr(self.taken_apart(call))])
-        text = ast.unparse(call)
+        method = call.func.attr if function is None and isinstance(call.func, ast.Attribute) else ""
+        if method == "store" and len(call.args) == 2:
+            return self.through_descriptor(node, call)
+        if name in ("store", "atomic_add") and _of_triton(function):
+            return self.into_memory(node, call, name)
+        return [node] if name.startswith(("static_", "device_")) else [ast.Expr(self.visit(call))]
 
-        def make():
-            given: dict[str | None, Any] = {"pointer": None, "value": None, "mask": None}
-            given |= {x.arg: x.value for x in call.keywords}
-            value_name = "val" if name == "atomic_add" else "value"
-            for key, x in zip(("pointer", value_name, "mask"), call.args, strict=False):
-                given[key] = x
-            into, value, mask = self.base(given["pointer"]), given[value_name], given["mask"]
-            reads: tuple[str, ...] = ()
-            if value is None or "boundary_check" in given:
-                return [ast.Expr(self.taken_apart(call))]
-            site, said = len(self.made.checks), ast.unparse(value)
-            named = {"pointer": given["pointer"], value_name: value, "mask": mask}
-            for key, x in named.items():
-                if x is None:
-                    continue
-                taken, target = self.taken_apart(x), f"flakit_{key}_{site}"
-                self.before.append(ast.Assign([ast.Name(target, ast.Store())], taken, lineno=node.lineno))
-                if key == value_name:
-                    reads = (*_names(taken), *_calls(taken))
-                    if not isinstance(taken, (ast.Name, ast.Constant)):
-                        own = self.check(node, said, _operation(taken), target, reads, calls=_calls(taken))
-                        self.before.append(self.call("note", target, site=own))
-                        reads = (target,)
-                self.replace(call, key, ("pointer", value_name, "mask"), ast.Name(target, ast.Load()))
-            number = self.check(node, text, "store" if name == "store" else "atomic", "", reads, into)
-            words = (f"flakit_pointer_{site}", f"flakit_{value_name}_{site}", f"flakit_mask_{site}" if mask else "None")
-            return [self.call("note_store", *words, site=number), ast.Expr(call)]
-
-        return self.taken(make)
+    def into_memory(self, node: ast.Expr, call: ast.Call, name: str) -> list[ast.stmt]:
+        """A tl.store or tl.atomic_add: its arguments get names first, and its value a check."""
+        text, parameters = ast.unparse(call), ("pointer", "val" if name == "atomic_add" else "value", "mask")
+        passed: dict[Any, Any] = {**dict.fromkeys(parameters), **{x.arg: x.value for x in call.keywords}}
+        passed |= zip(parameters, call.args, strict=False)
+        pointers, value, mask = (passed[key] for key in parameters)
+        if value is None or "boundary_check" in passed:
+            return [ast.Expr(self.visit(call))]
+        into, site, expression = self.base(pointers), len(self.made.checks), ast.unparse(value)
+        reads: tuple[str, ...] = ()
+        for n, (key, x) in enumerate(zip(parameters, (pointers, value, mask), strict=True)):
+            if x is None:
+                continue
+            named, target = self.visit(x), f"flakit_{key}_{site}"
+            self.before.append(ast.Assign([ast.Name(target, ast.Store())], named, lineno=node.lineno))
+            if x is value:
+                reads = (*_names(named), *_calls(named))
+                if not isinstance(named, (ast.Name, ast.Constant)):
+                    own = self.check(node, expression, _operation(named), target, reads, calls=_calls(named))
+                    self.before.append(self.call("note", target, site=own))
+                    reads = (target,)
+            if n < len(call.args):
+                call.args[n] = ast.Name(target, ast.Load())
+            else:
+                next(y for y in call.keywords if y.arg == key).value = ast.Name(target, ast.Load())
+        number = self.check(node, text, "store" if name == "store" else "atomic", "", reads, into)
+        names = [f"flakit_{key}_{site}" for key in parameters[:2]] + [f"flakit_mask_{site}" if mask else "None"]
+        return [self.call("note_store", *names, site=number), ast.Expr(call)]
 
     def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
         assert isinstance(call.func, ast.Attribute)  # descriptor.store(offsets, value)
         text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
-        taken = self.taken_apart(call.args[1])
-        self.before.append(ast.Assign([ast.Name(name, ast.Store())], taken, lineno=node.lineno))
+        named = self.visit(call.args[1])
+        self.before.append(ast.Assign([ast.Name(name, ast.Store())], named, lineno=node.lineno))
         call.args[1] = ast.Name(name, ast.Load())
-        site = self.check(node, text, "store", "", (*_names(taken), *_calls(taken)), self.base(call.func.value))
+        site = self.check(node, text, "store", "", (*_names(named), *_calls(named)), self.base(call.func.value))
         return [self.call("note", name, site=site), ast.Expr(call)]
-
-    @staticmethod
-    def replace(call: ast.Call, key: str, order: tuple[str, ...], value: ast.expr) -> None:
-        if order.index(key) < len(call.args):
-            call.args[order.index(key)] = value
-        else:
-            next(x for x in call.keywords if x.arg == key).value = value
 
 
 class _Making:
