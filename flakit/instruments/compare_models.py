@@ -11,13 +11,13 @@ outputs of every layer that both models have under one name are compared token b
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..models.training import evaluating
 from ..numerics.arguments import shown
 from ..numerics.table import Table
 from ..numerics.words import number
@@ -174,7 +174,7 @@ def compare(
     dtype = _alike(models, tokens, tolerance)
     names = _common(models, layers)
 
-    with evaluating(models["model_a"]), evaluating(models["model_b"]):
+    with _evaluating(models):
         record: dict[str, list[Tensor]] = {}
         made_a: list[tuple[str, Tensor]] = []
         logits_a = _run("model_a", models["model_a"], tokens, {a: a for a in names}, made_a.append)
@@ -298,6 +298,20 @@ def _common(models: Mapping[str, nn.Module], layers: Mapping[str, str] | None) -
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "") if names else "no layers"
+
+
+@contextmanager
+def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Run without gradients and dropout, then restore every module's mode."""
+    modes = [(module, module.training) for model in models.values() for module in model.modules()]
+    try:
+        for model in models.values():
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

@@ -259,13 +259,14 @@ def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
 Origin = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
 
 
-def _none(shape) -> tuple[np.ndarray, np.ndarray]:
+def nobody(shape) -> tuple[np.ndarray, np.ndarray]:
+    """Births and gains of lanes whose error no line caused."""
     return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
 
 
 def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
     """Take the same lane of the operand with the largest relative error."""
-    births, gains = _none(exact.shape)
+    births, gains = nobody(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
     for y, s in operands:
         if not s.error:
@@ -281,7 +282,7 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
     """Take the same lane of the operand with the largest absolute error."""
-    births, gains = _none(exact.shape)
+    births, gains = nobody(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
     for y, s in operands:
         terms = np.maximum(terms, np.abs(s.exact))
@@ -311,7 +312,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
         off, true = rows(distance(y, s.exact)), rows(s.exact)
         terms = np.abs(true).sum(-1)
         inside = _each(off.sum(-1), terms)
-        births, gains = _none(inside.shape)
+        births, gains = nobody(inside.shape)
         if s.births is not None:
             worst = off.argmax(-1)[..., None]
             births = np.take_along_axis(rows(s.births), worst, -1)[..., 0]
@@ -340,7 +341,7 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
         off, true = along(distance(y, s.exact)), along(s.exact)
         terms = np.abs(true).cumsum(-1)
         inside = _each(off.cumsum(-1), terms)
-        births, gains = _none(off.shape)
+        births, gains = nobody(off.shape)
         if s.births is not None:
             top = np.maximum.accumulate(off, -1)
             worst = np.maximum.accumulate(np.where(off == top, np.arange(off.shape[-1]), 0), -1)
@@ -357,7 +358,7 @@ def product(x, exact, operands, bad) -> Origin:
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)
     terms, off = ta @ tb, ea @ tb + ta @ eb
-    births, gains = _none(exact.shape)
+    births, gains = nobody(exact.shape)
     added = [np.broadcast_to(distance(d, sd.exact), exact.shape) for d, sd in more]
     for ed, (_, sd) in zip(added, more, strict=True):
         terms, off = terms + np.abs(sd.exact), off + ed
@@ -385,14 +386,14 @@ def product(x, exact, operands, bad) -> Origin:
 
 def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> tuple[np.ndarray, np.ndarray]:
     if s.births is None:
-        return _none(np.shape(index[-1]))
+        return nobody(np.shape(index[-1]))
     shape = shape or (*batch, *s.births.shape[-2:])
     return np.broadcast_to(s.births, shape)[index], np.broadcast_to(s.gains, shape)[index]
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
     """For an operation whose lanes depend on any lanes: take the worst lane of the worst operand for all."""
-    births, gains = _none(exact.shape)
+    births, gains = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):
         if s.births is not None and (s.births >= 0).any():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .digits import ROUNDING, TF32, Digits
-from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, summed
+from .digits_shadow import Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
 from .digits_torch import FAILED, Memory, StoredShadow, judged
 
 
@@ -160,19 +160,11 @@ class TileDigits:
             shadow = self.of(source).moved(lambda z: np.take_along_axis(z, indices, axis=axis))
             out.shadow = self.ledger.carried(where(), operation, dtype, self._values(out), shadow, self._program)
         elif kind in _CHANGES and len(operands) == 2:
-            out.shadow = self._joined(_CHANGES[kind], *operands)
+            out.shadow = _merged(_CHANGES[kind], *map(self.of, operands))
         elif not operands and not any(type(x) is Handle for x in args):
             return  # a constant
         else:
             self._anew(operation, out, "an operation that no shadow follows")
-
-    def _joined(self, join, one, other) -> Shadow:
-        a, b = self.of(one), self.of(other)
-        shadows = Shadow(join(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
-        if a.births is not None or b.births is not None:
-            both = [(s.births, s.gains) if s.births is not None else _nobody(s.exact.shape) for s in (a, b)]
-            shadows.births, shadows.gains = (join(both[0][n], both[1][n]) for n in (0, 1))
-        return shadows
 
     def _bfloat16(self, kind: str, operands, out) -> None:
         bfloat16 = self.watch.names.bfloat16
@@ -230,10 +222,7 @@ class TileDigits:
         if self._values(one) is None:
             return
         lit, a, b = condition.data.astype(bool), self.of(one), self.of(other)
-        shadow = Shadow(np.where(lit, a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
-        if a.births is not None or b.births is not None:
-            both = [(s.births, s.gains) if s.births is not None else _nobody(s.exact.shape) for s in (a, b)]
-            shadow.births, shadow.gains = (np.where(lit, both[0][n], both[1][n]) for n in (0, 1))
+        shadow = _merged(lambda x, y: np.where(lit, x, y), a, b)
         if a.missing is not None or b.missing is not None:
             gone = [0.0 if s.missing is None else s.missing for s in (a, b)]
             shadow.missing, shadow.absorber = np.where(lit, *gone), max(a.absorber, b.absorber)
@@ -362,7 +351,7 @@ class TileDigits:
                 births = memory.births.numpy()[element]
                 if (births >= 0).any():
                     if shadow.births is None:
-                        shadow.births, shadow.gains = _nobody(x.shape)
+                        shadow.births, shadow.gains = nobody(x.shape)
                     shadow.births[lanes], shadow.gains[lanes] = births, memory.gains.numpy()[element]
         shadow.error = relative(distance(x, shadow.exact), shadow.exact)
         out.shadow = self.ledger.carried(where, "load", dtype, x, shadow, self._program)
@@ -386,7 +375,7 @@ class TileDigits:
             memory.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
             if shadow.births is not None or memory.births is not None:
                 all_births, all_gains = memory.follow()
-                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(x.shape)
+                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else nobody(x.shape)
                 all_births.numpy()[element[inside]] = lanes_of(births)
                 all_gains.numpy()[element[inside]] = lanes_of(gains)
             memory.anew |= shadow.anew
@@ -456,15 +445,20 @@ class TileDigits:
             )
             if shadow.births is not None or memory.births is not None:
                 all_births, all_gains = memory.follow()
-                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else _nobody(element.shape)
+                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else nobody(element.shape)
                 all_births.numpy()[element], all_gains.numpy()[element] = births, gains
         back = self._values(out)
         if back is not None:
             out.shadow = Shadow(back.astype(np.float64), anew=True)
 
 
-def _nobody(shape) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b: Shadow) -> Shadow:
+    """The shadow of a tile whose lanes `merge` takes from two others."""
+    shadow = Shadow(merge(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
+    if a.births is not None or b.births is not None:
+        both = [(s.births, s.gains) if s.births is not None else nobody(s.exact.shape) for s in (a, b)]
+        shadow.births, shadow.gains = (merge(*pair) for pair in zip(*both, strict=True))
+    return shadow
 
 
 def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
