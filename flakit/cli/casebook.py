@@ -294,6 +294,8 @@ def _gate(gate) -> dict:
 
 
 def _headroom(found, formats: dict) -> Group:
+    from ..numerics.words import number
+
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("kernel")
     for head in ("exponent", *formats):
@@ -301,14 +303,8 @@ def _headroom(found, formats: dict) -> Group:
     table.add_column("where the exponent is largest")
     for kernel in dict.fromkeys(m.kernel for m in found.margins):
         of = [found.margin(kernel, dtype) for dtype in formats.values()]
-        factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else _factor(m.factor) for m in of)
+        factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else number(m.factor, 3, inf="any") for m in of)
         table.add_row(escape(kernel), f"{of[0].exponent:.4g}", *factors, escape(of[0].place))
     head = f"{found.op}, chunks of {found.chunk}, blocks of {found.block}. By number format: what all decays can be"
     head += " multiplied by until it breaks; below 1, red: it breaks on these decays; any: never"
     return Group(head, table, escape(str(found.gate)))
-
-
-def _factor(x: float) -> str:
-    from ..numerics.words import number
-
-    return number(x, 3, inf="any")

@@ -66,12 +66,9 @@ class Comparison:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Every layer that differs, in the order of execution, with the first token at which it does; then `whole`."""
-        differing = [Part(name, int((x > self.tolerance).nonzero()[0]), 0.0) for name, x in self._parted()]
-        differing = [Part(p.layer, p.token, float(self.errors[p.layer][p.token])) for p in differing]
+        tokens = {name: (x > self.tolerance).nonzero().flatten().tolist() for name, x in self.errors.items()}
+        differing = [Part(name, at[0], self.errors[name][at[0]].item()) for name, at in tokens.items() if at]
         return (*differing, *(Part(name, None, x) for name, x in self.whole.items() if x > self.tolerance))
-
-    def _parted(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, x) for name, x in self.errors.items() if (x > self.tolerance).any())
 
     @property
     def first(self) -> Part | None:

@@ -154,11 +154,11 @@ class StoredDigits(TileDigits):
         self._operation = "store"
         self._lines: list[tuple[Place, str]] = []
         self._at: dict[tuple[Place, str], int] = {}
-        self._writers: dict[int, np.ndarray] = {}
+        self.writers: dict[int, np.ndarray] = {}  # by storage: for each element the line that stored it last, or -1
         self.mixed: set[int] = set()  # storages with numbers of several types
 
     def began(self) -> tuple:
-        self._operation, self._lines, self._at, self._writers, self.mixed = "store", [], {}, {}, set()
+        self._operation, self._lines, self._at, self.writers, self.mixed = "store", [], {}, {}, set()
         return super().began()
 
     def loaded(self, *given) -> None:
@@ -182,21 +182,17 @@ class StoredDigits(TileDigits):
         line = self._at.setdefault(key, len(self._lines))
         if line == len(self._lines):
             self._lines.append(key)
-        writers = self._writers.get(argument.storage_start)
+        writers = self.writers.get(argument.storage_start)
         if writers is None:
-            writers = self._writers[argument.storage_start] = np.full(shadow.n, -1, np.int32)
+            writers = self.writers[argument.storage_start] = np.full(shadow.n, -1, np.int32)
         writers[element[element < shadow.n]] = line
 
     def _rewritten(self, argument, x) -> None:
         super()._rewritten(argument, x)
         self.mixed.add(argument.storage_start)
 
-    def stored_at(self, address: int) -> np.ndarray | None:
-        """For each element of a storage, the line that stored it last, -1 for none; None for an unknown storage."""
-        return self._writers.get(address)
-
     def ended(self, kernel: str) -> None:
-        for address, writers in self._writers.items():
+        for address, writers in self.writers.items():
             name, x, shadow = self._tensors[address]
             if shadow.dtype == torch.float64:
                 self.digits.note(f"{kernel}: {name} is float64, which has no wider shadow")
@@ -309,7 +305,7 @@ class Comparison:
     def _interpret(self, kernel, args, kwargs, grid, count: _Count, before: Copies, after: Copies) -> None:
         tiles, start = self.tiles, time.monotonic()
         was = {id(x): before.storage(x).clone() for x in before.tensors}
-        changed = [x for x in before.tensors if not _same(was[id(x)], after.storage(x))]
+        changed = [x for x in before.tensors if (_bits(was[id(x)], 1) != _bits(after.storage(x), 1)).any()]
         self._taken_as_exact(before.tensors, changed)
         tiles.memory = Memory()
         tiles.after = {before.storage(x).data_ptr(): after.storage(x) for x in before.tensors}
@@ -342,7 +338,7 @@ class Comparison:
         """Note elements that the compiled kernel changed but no line of its source stores to; skips integers."""
         for x in {before.storage(x).data_ptr(): x for x in before.tensors}.values():
             start = before.storage(x).data_ptr()
-            writers = self.tiles.stored_at(start)
+            writers = self.tiles.writers.get(start)
             if start in self.tiles.mixed:
                 continue
             if writers is None:
@@ -411,10 +407,6 @@ def _bits(storage: UntypedStorage, size: int) -> np.ndarray:
     """The bytes of a storage, a row for each element of `size` bytes."""
     flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,)).numpy()
     return flat[: flat.size // size * size].reshape(-1, size)
-
-
-def _same(one: UntypedStorage, other: UntypedStorage) -> bool:
-    return np.array_equal(_bits(one, 1), _bits(other, 1))
 
 
 def _shortest(tensors: Sequence[Tensor]) -> str:

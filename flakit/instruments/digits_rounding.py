@@ -57,8 +57,7 @@ class Rounds:
         observers = []
         for seed in range(runs):
             record = _Record(seed)
-            tiles, tensors = record.tellers()
-            with watching(Trace(), tiles, tensors):
+            with watching(Trace(), TileRounding(record), TorchRounding(record)):
                 run()
             observers.append(record)
         keys = [key for key in observers[0].places if all(key in other.places for other in observers)]
@@ -121,9 +120,6 @@ class _Record:
         self.moved_in: set[int] = set()
         self._first: dict = {}
         self._last: dict = {}
-
-    def tellers(self) -> tuple:
-        return TileRounding(self), TorchRounding(self)
 
     def moved(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x * (1 + UNIT.get(dtype, UNIT["float32"]) * self.generator.uniform(-1, 1, x.shape))

@@ -18,17 +18,13 @@ from .digits import ROUNDING, TF32, Digits
 from .digits_shadow import Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
 from .digits_torch import FAILED, Memory, StoredShadow, judged
 
-
-def _erf(x):
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
-
-
 _SAME: dict[str, Callable] = {
     "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "precise_divf": np.divide,
     "frem": np.fmod, "minimumf": np.minimum, "minnumf": np.fmin, "maximumf": np.maximum, "maxnumf": np.fmax,
     "clampf": np.clip, "fma": lambda x, y, z: x * y + z, "exp": np.exp, "exp2": np.exp2, "log": np.log,
     "log2": np.log2, "sqrt": np.sqrt, "precise_sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin,
-    "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "fabs": np.abs, "erf": _erf,
+    "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "fabs": np.abs,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
 }  # fmt: skip
 _CASTS = ("fp_trunc", "fp_ext", "fp_to_fp")
 _CHANGES = {

@@ -112,7 +112,8 @@ def _against_budget(
     if excess.errors is not None and excess.errors.finite and measured:
         unit = truth.units[name]
         if not true.any():  # terms that cancel to zero are of the size of the other gradients
-            unit = torch.full_like(true, 3 * max(_rms(y) for x, y in truth.values.items() if x.startswith("d")))
+            sizes = (y.square().mean().sqrt().item() for x, y in truth.values.items() if x.startswith("d"))
+            unit = torch.full_like(true, 3 * max(sizes))
         excess = judge(got, true, allowed, unit)
     errors = excess.errors
     if errors is not None and not errors.finite:
@@ -125,10 +126,6 @@ def _against_budget(
         words += f", worst at {list(errors.worst_index)}"
     kind = "fine" if errors is None else "wrong"
     return Finding(setting, kind, name, excess.figure, excess.allowed, words, measure=excess.measure, budget=allowed)
-
-
-def _rms(x: Tensor) -> float:
-    return x.square().mean().sqrt().item()
 
 
 def _non_finite(name: str, got: Tensor, true: Tensor) -> str:

@@ -201,10 +201,8 @@ class Setting:
         return replace(self, **fields)
 
 
-@functools.lru_cache(maxsize=2)
-def _drawn(setting: Setting, op: Operator, device: str) -> tuple[dict, Arriving]:
-    """The arguments that `Setting.make` copies, drawn once for the run, the truth and its units."""
-    return setting._draw(op, device)
+_drawn = functools.lru_cache(maxsize=2)(Setting._draw)
+"""What `Setting.make` copies, drawn once for the run, the truth and its units."""
 
 
 MIXED_TOKENS = 8

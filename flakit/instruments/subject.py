@@ -164,7 +164,7 @@ class Subject:
             state = tuple(rest[:several]) if flat else rest[0] if rest else None
             self.style = "flat" if flat else "tuple"
         elif not isinstance(returned, Tensor):
-            get, self.style = functools.partial(_attribute, returned), "attributes"
+            get, self.style = lambda name: getattr(returned, name, None), "attributes"
             o, state = _first(get, "o", "out", "output"), _first(get, "final_state", "state")
         if not isinstance(o, Tensor):
             raise Broken(f"expected a tensor o, a tuple (o, final state) or a result with an o, got {shown(returned)}")
@@ -265,10 +265,6 @@ def _guessed(name: str) -> str:
     if len(matches) != 1:
         raise ValueError(f"like: expected one of {', '.join(known())}: the name {name!r} does not say which it is")
     return matches[0]
-
-
-def _attribute(x: object, name: str) -> object:
-    return getattr(x, name, None)
 
 
 def _first(get: Callable, *names: str) -> object:

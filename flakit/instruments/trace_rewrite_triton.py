@@ -232,7 +232,7 @@ class _Watch(ast.NodeTransformer):
         text = ast.unparse(node)
         function = self.resolve(node.func)
         self.generic_visit(node)
-        if _is_jitted(function) and not _of_triton(function):
+        if type(function).__name__ in ("JITFunction", "InterpretedFunction") and not _of_triton(function):
             self.made.add(function)
             parameters = inspect.signature(function.fn).parameters
             passed = {name: _names(x) for name, x in zip(parameters, node.args, strict=False)}
@@ -471,10 +471,6 @@ def _rewritten(kernel, part: Part) -> Rewritten:
 
 def _traced(kernel) -> str:
     return f"{kernel.fn.__name__}_traced"
-
-
-def _is_jitted(x: object) -> bool:
-    return type(x).__name__ in ("JITFunction", "InterpretedFunction")
 
 
 def _of_triton(x: object) -> bool:

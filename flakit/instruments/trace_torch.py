@@ -148,7 +148,7 @@ class TorchWatch(TorchDispatchMode):
         parents = list(known)
         for y in wrong:
             if not self.memory.get(_storage(y)) and _worse(y) and y is not written:
-                parents.append(self._given(name, func, y))
+                parents.append(self._given(y))
         if not wrong and not operands:
             if not _worse(x):
                 return
@@ -166,7 +166,7 @@ class TorchWatch(TorchDispatchMode):
         here = [] if whole else self.memory.get(storage, [])
         self.memory[storage] = [*[s for s in here if s is not site], site]
 
-    def _given(self, name: str, func, y: Tensor) -> Site:
+    def _given(self, y: Tensor) -> Site:
         site = self._found("given", GIVEN, y, [])
         self.memory[_storage(y)] = [site]
         return site

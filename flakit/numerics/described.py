@@ -103,20 +103,14 @@ class Called:
         self.style = "tensor" if result.o is returned else "tuple" if isinstance(returned, tuple) else "attributes"
         return result
 
-    def zeros(self, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Return zero initial states for these tensors; "N" among them is the number of sequences."""
-        size = self._sizes(tensors)
-        size["N"] = tensors.get("N", size["B"])
+    def zeros(self, tensors: Mapping[str, Tensor], names: Iterable[str], sequences: int | None = None) -> list[Tensor]:
+        """Return zeros of the shapes that these states, or o, have with these tensors. sequences: N, default B."""
+        size: dict[str, int] = {}
+        for name in self.tensors:
+            size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
+        size["N"] = size["B"] if sequences is None else sequences
         first = tensors[self.tensors[0]]
-        return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in self.states]
-
-    def _sizes(self, tensors: Mapping[str, Any]) -> dict[str, int]:
-        """Return the size of every axis of the tensors."""
-        return {
-            axis: size
-            for name in self.tensors
-            for axis, size in zip(self.axes[name].split(), tensors[name].shape, strict=True)
-        }
+        return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in names]
 
     def parts(self, state: Any) -> list[Tensor]:
         return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
@@ -159,7 +153,7 @@ class Naive(Called):
             return o, final if self.states else o[:, :0]
 
         def zeros():
-            return self.joined(self.zeros(rows | {"N": 1}))
+            return self.joined(self.zeros(rows, self.states, 1))
 
         o, final = run(timed, state) if ends is None else one_by_one(run, timed, state, ends, zeros)
         return Output(o.to(first.dtype), final if output_final_state and self.states else None)
@@ -192,16 +186,11 @@ class ByAutograd(Called):
         """Return the outputs and the leaves: the tensors, then the parts of the initial state, zeros by default."""
         *rows, scale, state = args
         tensors = {name: x.detach().requires_grad_() for name, x in zip(self.tensors, rows, strict=True)}
-        parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors))]
+        parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors, self.states))]
         if not next(x for name, x in tensors.items() if "T" in self.axes[name].split()).shape[1]:
-            return [self._empty(tensors), *parts], [*tensors.values(), *parts]
+            return [*self.zeros(tensors, ["o"]), *parts], [*tensors.values(), *parts]
         o, final = self.on(tensors, scale, self.joined(parts))
         return [o, *self.parts(final)][: 1 + len(self.states)], [*tensors.values(), *parts]
-
-    def _empty(self, tensors) -> Tensor:
-        """Return o for no tokens."""
-        size = self._sizes(tensors)
-        return tensors[self.tensors[0]].new_zeros([size[axis] for axis in self.axes["o"].split()])
 
     def _gradients(self, outputs, leaves, do, dstate) -> tuple:
         pairs = list(zip(outputs, [do, *self.parts(dstate)], strict=False))

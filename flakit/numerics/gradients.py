@@ -85,8 +85,11 @@ def gradient_rows(
 
     >>> rows = gradient_rows("rwkv6", T=256, decay=-8.0, dtype=torch.bfloat16)
     """
-    op, over_time, keep, others = operator(op), flag("over_time", over_time), flag("keep", keep), _others(others)
-    forms = _forms(op, forms)
+    op, over_time, keep = operator(op), flag("over_time", over_time), flag("keep", keep)
+    if others is not None and (not isinstance(others, Mapping) or not all(map(callable, others.values()))):
+        raise TypeError(f"others: expected a dict of functions or None, got {shown(others)}")
+    others = others or {}
+    forms = [one_of("forms", form, op.forms) for form in listed(tuple(op.forms) if forms is None else forms)]
     if not forms and not others:
         raise ValueError(f"forms: expected at least one of {', '.join(op.forms)}, got none")
     inputs = make_inputs(op, **setting)
@@ -110,17 +113,6 @@ def gradient_rows(
                 row["along_time"] = along_time(x, true[tensor]).tolist() if has_time else None
             rows.append(row | ({"got": x, "true": true[tensor]} if keep else {}))
     return rows
-
-
-def _forms(op: Operator, forms) -> tuple[str, ...]:
-    chosen = listed(tuple(op.forms) if forms is None else forms)
-    return tuple(one_of("forms", form, op.forms) for form in chosen)
-
-
-def _others(others) -> Mapping[str, Callable]:
-    if others is not None and (not isinstance(others, Mapping) or not all(map(callable, others.values()))):
-        raise TypeError(f"others: expected a dict of functions or None, got {shown(others)}")
-    return others or {}
 
 
 def _checked(name: str, tensors: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -202,7 +202,8 @@ def sweep(
                 break
     if all(grid.raised.flat):
         at, setting = places[0]
-        raise RuntimeError(f"sweep at {_named(setting)}: {grid.raised[at]}")
+        named = ", ".join(f"{name}={shown(value)}" for name, value in setting.items())
+        raise RuntimeError(f"sweep at {named}: {grid.raised[at]}")
     return grid.sweep(complete=done == len(places))
 
 
@@ -236,10 +237,6 @@ def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[st
         return {name: _measurements(name, x) for name, x in results.items()}
     except Exception as error:
         return Raised(str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}")
-
-
-def _named(setting: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={shown(value)}" for name, value in setting.items())
 
 
 def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured | Raised]:

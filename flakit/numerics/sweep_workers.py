@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,8 @@ def _begin(pickled: bytes, counter) -> None:
         make, arguments = pickle.loads(pickled)
         _MEASURE = make(*arguments)
     except Exception as error:
-        _MEASURE = partial(_refuse, f"subject: a worker could not load it: {type(error).__name__}: {error}")
+        refusal = Raised(f"subject: a worker could not load it: {type(error).__name__}: {error}")
+        _MEASURE = lambda setting: refusal  # noqa: E731
 
 
 def end_with_parent() -> None:
@@ -143,10 +143,6 @@ def end_with_parent() -> None:
     assert parent is not None  # in a worker
     wait_for([parent.sentinel])
     os._exit(1)
-
-
-def _refuse(words: str, setting: dict) -> Raised:
-    return Raised(words)
 
 
 def _measure(setting: dict) -> Measured | Raised:
@@ -195,13 +191,8 @@ def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], wor
                     continue
                 deaths[i] += 1
                 if deaths[i] == _TRIES:
-                    yield (
-                        i,
-                        Raised(
-                            f"its process died, {_TRIES} times (a script that starts workers needs "
-                            "`if __name__ == '__main__':` around what it runs)"
-                        ),
-                    )
+                    guard = "a script that starts workers needs `if __name__ == '__main__':` around what it runs"
+                    yield i, Raised(f"its process died, {_TRIES} times ({guard})")
                 else:
                     waiting.append(i)
         finally:

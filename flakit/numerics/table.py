@@ -58,9 +58,10 @@ class Table:
 
     def _repr_html_(self) -> str:
         def line(tag: str, texts: Sequence[str]) -> str:
+            unbroken = r'<span style="white-space: nowrap">\g<0></span>'
             sides = ("right" if number else "left" for number in self._numbers)
             cells = (
-                f'<{tag} style="text-align: {side}">{_unbroken(html.escape(text))}</{tag}>'
+                f'<{tag} style="text-align: {side}">{_NEGATIVE.sub(unbroken, html.escape(text))}</{tag}>'
                 for side, text in zip(sides, texts, strict=True)
             )
             return f"<tr>{''.join(cells)}</tr>"
@@ -87,10 +88,6 @@ def pivot(rows: Sequence[Mapping], index: str, columns: Sequence[str], value: st
             raise ValueError(f"columns: expected one row for {index} {row[index]}, {name}, got two")
         line[name] = row[value]
     return list(lines.values())
-
-
-def _unbroken(text: str) -> str:
-    return _NEGATIVE.sub(r'<span style="white-space: nowrap">\g<0></span>', text)
 
 
 def _is_number(x) -> bool:
