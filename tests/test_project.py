@@ -278,9 +278,8 @@ def headings(page):
 
 def target(page, link):
     """The file that a relative link leads to."""
-    place = page.parent / link
-    if page.parent != ROOT / "docs" or place.exists():
-        return place
+    if page.parent != ROOT / "docs" or (page.parent / link).exists() and not link.startswith("../"):
+        return page.parent / link
     for start, source in ON_THE_SITE.items():
         if link.startswith(start):
             folder, ending = source or ("docs/tables.py", "")
