@@ -3,8 +3,8 @@
     CASES["anchor"].reproduce()                     the numbers of the story, predicted and measured
     CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
 
-A case's module has the fault beside the right form, `law`, `reproduce()` and `at(**knobs)`; the registry uses nothing
-else of it. Modules are imported on first use.
+A case's module has the fault beside the right form, `law`, `reproduce()`, `at(**knobs)` and `show(**knobs)`, the
+arrays of its picture; its submodule `picture` is a `PictureModule`. Modules are imported on first use.
 """
 
 import difflib
@@ -13,10 +13,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
 
+from ..language import Words
 from .device import on_cpu
 from .knobs import Knob, knobs_of
 from .laws import Row
+
+if TYPE_CHECKING:  # a case runs without matplotlib
+    from ..figures.drawing import Drawing
+
+
+class PictureModule(Protocol):
+    """What a case's `picture.py` defines, for `panels.case` to show it."""
+
+    WORDS: Words
+    """Every text of the picture. "knobs": labels by the knobs' names, where they differ; "alt": what the picture is,
+    for those who do not see it; optional "inf": what infinity is called where a number is no onset."""
+    ON_VIEW: tuple[str, ...]
+    """The knobs shown first; the others are folded under "more". The first one is played."""
+    LINE: str
+    """A part of the name of the row of `at` that the panel quotes."""
+    PRESETS: Mapping[str, Mapping]
+    """Settings of the knobs by the words of their buttons: what works, what breaks, what repairs it."""
+    Picture: "type[Drawing]"
+    """Draws what `show` returns."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,10 @@ class Case:
     @cached_property
     def module(self) -> types.ModuleType:
         return import_module(f".{self.name}", __package__)
+
+    @cached_property
+    def picture(self) -> PictureModule:
+        return import_module(f".{self.name}.picture", __package__)
 
     @property
     def title(self) -> str:

@@ -8,7 +8,6 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from ..language import Words
-from ..numerics.words import number
 from . import style
 from .canvas import Canvas
 from .marks import Over
@@ -28,8 +27,8 @@ WORDS = Words() | {
     },
     "never": {True: "never breaks", False: "never"},
     "short": {True: "not at this length", False: "too short"},
-    "breaks": {True: "NaN: {exponent} is {times} × too much", False: "NaN: {times} ×"},
-    "holds": {True: "holds up to {times} × these", False: "to {times} ×"},
+    "breaks": {True: "NaN: {exponent:.3g} is {times:.3g} × too much", False: "NaN: {times:.3g} ×"},
+    "holds": {True: "holds up to {times:.3g} × these", False: "to {times:.3g} ×"},
 }
 
 LANES = "kernels"
@@ -165,8 +164,8 @@ def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) ->
     if not exponent:
         return WORDS["never" if uniform == np.inf else "short"][wide]
     if exponent > limit:
-        return WORDS.say("breaks", wide, exponent=number(exponent, 3), times=number(exponent / limit, 3))
-    return WORDS.say("holds", wide, times=number(limit / exponent, 3))
+        return WORDS.say("breaks", wide, exponent=exponent, times=exponent / limit)
+    return WORDS.say("holds", wide, times=limit / exponent)
 
 
 def _across(x: float) -> float:

@@ -121,7 +121,7 @@ def _entries(x: np.ndarray, axes: str, here: Mapping[str, int]) -> np.ndarray:
 
 
 def _said(x: np.ndarray) -> str:
-    return number(float(x), 3)
+    return number(x, 3)
 
 
 def _total(arrays: list[np.ndarray]) -> np.ndarray:
@@ -153,14 +153,14 @@ def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
     z = np.float64(frame["scores"])
     with np.errstate(all="ignore"):
         total = z.max() + np.log(np.exp(z - z.max()).sum())
-    return "e^z / Σ e^z", f"e^({number(float(z[cell]))} - {number(float(total))})"
+    return "e^z / Σ e^z", f"e^({number(z[cell])} - {number(total)})"
 
 
 def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
     p, dp = np.float64(frame["p"]), np.float64(frame["dp"])
     with np.errstate(all="ignore"):
         mean = float((p * dp).sum())
-    return "p (dp - Σ p dp)", f"{number(float(p[cell]))} · ({number(float(dp[cell]))} - {number(mean)})"
+    return "p (dp - Σ p dp)", f"{number(p[cell])} · ({number(dp[cell])} - {number(mean)})"
 
 
 def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
@@ -171,7 +171,7 @@ def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Sai
         formula, factors = "e^g hv Dv", (frame["hv_before"][slot, column], frame["dhv"][slot, column])
     else:
         formula, factors = "e^g hk Dk", (frame["hk_before"][column - V, slot], frame["dhk"][column - V, slot])
-    return formula, " · ".join(number(float(x)) for x in (frame["decay"][slot], *factors))
+    return formula, " · ".join(number(x) for x in (frame["decay"][slot], *factors))
 
 
 SCENES: dict[str, Scene] = {

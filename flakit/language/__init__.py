@@ -121,12 +121,14 @@ def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
 def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
     """x in a few characters: a whole number in full, any other with its significant digits, yes or no, a dtype's name.
 
-    What is no number is said as `str` says it. nan: what NaN means here; inf: what infinity does, such as "never".
+    A tensor or array of one element is its number; what is no number is said as `str` says it. nan: what NaN means
+    here; inf: what infinity does, such as "never".
 
     >>> number(1 / 3), number(-88.7228, 3), number(math.inf, inf="never"), number(True), number(torch.float16)
     ('0.3333', '-88.7', 'never', 'yes', 'float16')
     """
     if type(x) is not float:  # by far the most are, and asking what a number is takes longer than saying it
+        x = x.item() if hasattr(x, "item") else x
         if isinstance(x, bool):
             return say("yes") if x else say("no")
         if type(x).__name__ == "dtype":  # torch's, which nothing else here needs

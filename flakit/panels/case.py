@@ -1,7 +1,6 @@
 """A case of the casebook with its knobs: its mechanism as a picture, law and measurement in one line below."""
 
 import math
-from importlib import import_module
 
 import ipywidgets as widgets
 
@@ -26,23 +25,21 @@ WORDS = Words() | {
 class CasePanel(Panel):
     """The knobs are those of the case's `at`: sliders for ranges, lists for choices, boxes for yes and no.
 
-    The case's `picture` module draws what its `show(**knobs)` hands over, and says it in words. Optional there:
-    `Picture.beside(shown, cell)`, places that light up with a cell, and WORDS["inf"], for numbers that are no onsets.
+    The case's `PictureModule` draws what its `show(**knobs)` returns, and puts it into words.
     """
 
     readout_lines = 4
 
     def __init__(self, case: Case, show=None, **settings):
         self.case, self.name = case, case.name.replace("_", "-")
-        self._story = import_module(f"{case.module.__name__}.picture")
-        self.on_view, self.presets = self._story.ON_VIEW, self._story.PRESETS
+        self._words, self.on_view, self.presets = case.picture.WORDS, case.picture.ON_VIEW, case.picture.PRESETS
         made = {}
         for name, knob in case.knobs.items():
             if name != "seed":
                 made |= self._widgets(name, knob)
         first = self.on_view[0]
         self.main = first if isinstance(made[first], (widgets.SelectionSlider, widgets.IntSlider)) else None
-        super().__init__(made, settings, alt=self._story.WORDS["alt"], show=show)
+        super().__init__(made, settings, alt=self._words["alt"], show=show)
         self.add_class("flakit-case")
         if "seed" not in case.knobs:
             self.knobs["seed"].layout.display = "none"
@@ -50,7 +47,7 @@ class CasePanel(Panel):
     def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
         """The knob's widget; two for a decay that is a profile or a number."""
         value, numbers = knob.default, knob.range
-        label = self._story.WORDS["knobs"].get(name, name)
+        label = self._words["knobs"].get(name, name)
         if str in knob.kinds and float in knob.kinds:
             return decay_knobs(self, value, -1.0, low=numbers.low)
         if bool in knob.kinds:
@@ -88,20 +85,18 @@ class CasePanel(Panel):
         self.canvas = picture.canvas
 
     def _picture(self):
-        return self.figure(self._story.Picture)
+        return self.figure(self.case.picture.Picture)
 
     def describe(self, result, **_) -> str:
         rows, shown = result
-        inf = self._story.WORDS.get("inf") or say("never")
-        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self._story.LINE, inf=inf)}"
+        inf = self._words.get("inf") or say("never")
+        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self.case.picture.LINE, inf=inf)}"
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
         return self._picture().arithmetic(result[1], cell)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """What the picture says lights up with a cell, where it says so."""
-        beside = getattr(self._picture(), "beside", None)
-        return beside(self.result[1], cell) if beside else []
+        return self._picture().beside(self.result[1], cell)
 
     def script(self, **setting) -> str:
         given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())

@@ -86,7 +86,7 @@ WORDS = Words() | {
         1: "; {names} is finite, but {off}.",
         2: "; {names} are finite, but {worst} {off}.",
     },
-    "off": {True: "is off by {share}", False: "should be 0"},
+    "off": {True: "is off by {share:%}", False: "should be 0"},
     "right": {
         0: "equal to float64's",
         1: "right to one digit",
@@ -457,7 +457,7 @@ def _right(errors: dict[str, float], which: str | int) -> str:
     worst = max(errors, key=errors.get)
     said = {"names": _listed(errors), "worst": worst}
     if errors[worst] > 0.1:  # infinite where the truth is 0
-        off = WORDS.say("off", errors[worst] < math.inf, share=percent(min(errors[worst], 1e9)))
+        off = WORDS.say("off", errors[worst] < math.inf, share=min(errors[worst], 1e9))
         return WORDS.say("finite", which, off=off, **said)
     digits = math.floor(-math.log10(errors[worst])) if errors[worst] else 0
     right = WORDS.say("right", min(digits, 2), digits=digits)

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, whole_ticks
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
@@ -33,7 +34,7 @@ WORDS = Words() | {
     "law": "law",
     "first": "One call alone is right. But its final state now lies where the caller's initial state was.",
     "in place": "Every call writes its final state over the caller's initial state, and the next call begins there: "
-    "call {n} returns what {n} equal tokens would, {off} off. PyTorch counted {counted} in-place operations.",
+    "call {n} returns what {n} equal tokens would, {off:%} off. PyTorch counted {counted} in-place operations.",
     "apart": "Every call finds the state as the caller put it there, has memory of its own for the final state, and "
     "returns the same.",
     "state": "before call {n}, key {k}, slot {m} of the state is {x}{true}",
@@ -54,9 +55,7 @@ _HEIGHT = 2.3
 _PLACES = 32  # of the memory, so that a number can be told from its neighbour
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, bars = 0.55, 0.75, 0.14 * width
         room = width - left - gap - bars - 0.3
@@ -125,14 +124,14 @@ class Picture:
         for n, text in enumerate(self._words):
             text.set_visible(n < calls)
             if n < calls:
-                text.set(x=off[n] + 0.2, y=n, text=number(float(shown.off[n]), 2))
+                text.set(x=off[n] + 0.2, y=n, text=number(shown.off[n], 2))
 
     def say(self, shown: Shown) -> str:
         if not shown.in_place:
             return WORDS["apart"]
         if len(shown.o) == 1:
             return WORDS["first"]
-        return WORDS.say("in place", n=len(shown.o), off=percent(float(shown.off[-1])), counted=shown.counted)
+        return WORDS.say("in place", n=len(shown.o), off=shown.off[-1], counted=shown.counted)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         n, column = cell.row, cell.column

@@ -8,6 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import Map, Maps, powers, signed
 from ...figures.marks import Marked, Over, whole_ticks
@@ -73,9 +74,7 @@ _FEW = 6
 """Largest number of infinite rows that get arrows."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         wide = width > 8
         left, top, gap, strip = 0.62, 0.5, 0.15, 0.1

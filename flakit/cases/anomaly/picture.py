@@ -4,6 +4,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
 from ...language import Words, rephrase
@@ -45,9 +46,7 @@ PRESETS = {
 }
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, right = 1.15, 0.75
         self.canvas, self._shape = Canvas(width, 3.3), ()

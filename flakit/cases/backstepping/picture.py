@@ -4,9 +4,10 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers
 from ...language import Words
-from ...numerics.words import error, number
+from ...numerics.words import error
 from . import READ, ROUNDED, STRONGEST, Shown, grown
 
 WORDS = Words() | {
@@ -26,11 +27,11 @@ WORDS = Words() | {
     "rounded": "bfloat16 rounds",
     "gate": "the most that RWKV7's gate gives {n} tokens",
     "right": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding grows "
-    "to {off} of its size, less than bfloat16's rounding, {rounded}. {grads}",
+    "to {off:.2g} of its size, less than bfloat16's rounding, {rounded:.2g}. {grads}",
     "beyond": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding grows "
-    "to {off} of its size, and bfloat16 would round by {rounded}. Nothing is NaN. {grads}",
+    "to {off:.2g} of its size, and bfloat16 would round by {rounded:.2g}. Nothing is NaN. {grads}",
     "lost": "{n} tokens are walked back from the right state behind each chunk. On the way the fastest channel's "
-    "rounding outgrows the state itself, {off} times its size: not one digit is right. {grads}",
+    "rounding outgrows the state itself, {off:.2g} times its size: not one digit is right. {grads}",
     "infinite": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding "
     "leaves float32 on the way. {grads}",
     "grads": {
@@ -44,7 +45,7 @@ WORDS = Words() | {
     "again": "The backward pass runs forward again from the state before each chunk. Its states are those of the "
     "forward pass, to the bit.",
     "cell": "token {t}, channel {c}: {n} tokens walked back from the state behind token {end}, each divided by "
-    "e^{w} = {d}: off by {off}, by the law {law}",
+    "e^{w:.3g} = {d:.3g}: off by {off:.2g}, by the law {law:.2g}",
     "cell again": "token {t}, channel {c}: computed forward from the state before token {begin}, the state that the "
     "forward pass had",
 }
@@ -62,9 +63,7 @@ _FAR = 30.0
 """The right end of the curve: e^30 roundings are a million."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, top, below = 0.68, 0.3, 0.82
         high, plot = (1.25, 1.45) if width > 8 else (1.0, 1.3)
@@ -128,8 +127,8 @@ class Picture:
         return WORDS.say(
             kind,
             n=shown.chunk,
-            off=number(off, 2),
-            rounded=number(ROUNDED, 2),
+            off=off,
+            rounded=ROUNDED,
             grads=WORDS.say("grads" if finite else "not finite", len(names), **values),
         )
 
@@ -145,8 +144,8 @@ class Picture:
             c=c,
             n=n,
             end=begin + C - 1,
-            w=number(w, 3),
-            d=number(np.exp(w).item(), 3),
-            off=number(float(shown.off[t, c]), 2),
-            law=number(grown(w, n, shown.op), 2),
+            w=w,
+            d=np.exp(w),
+            off=shown.off[t, c],
+            law=grown(w, n, shown.op),
         )

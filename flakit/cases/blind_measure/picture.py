@@ -4,10 +4,10 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, Over, Ring, whole_ticks
 from ...language import Words
-from ...numerics.words import number, percent
 from . import Shown
 
 WORDS = Words() | {
@@ -27,13 +27,14 @@ WORDS = Words() | {
     "law": "law: root of the share lost",
     "tolerance": "tolerance {tolerance:g}",
     "accepted": "{lost} of {size} elements are 0 instead of what they should be, {where}, and the test passes: the "
-    "ratio of root mean squares is {ratio}, not above {tolerance:g}. The worst element is off by {worst} times the "
-    "tensor's RMS, the worst row by {row}.",
+    "ratio of root mean squares is {ratio:.3g}, not above {tolerance:g}. The worst element is off by {worst:.2g} times "
+    "the tensor's RMS, the worst row by {row:%}.",
     "rows": {1: "all in one row", 2: "{rows} rows of 64 that follow each other"},
-    "none": "A single lost element makes the ratio {ratio}, above {tolerance:g}: in {size} elements none is accepted.",
-    "cell lost": "row {i}, element {j}: 0 (true: {true} times the RMS)",
-    "cell": "row {i}, element {j}: {true} times the RMS, as it should be",
-    "point": "{n} of {size} lost: ratio of RMS {ratio}, {verdict}; worst row {row}, worst element {worst}",
+    "none": "A single lost element makes the ratio {ratio:.2g}, above {tolerance:g}: in {size} elements none is "
+    "accepted.",
+    "cell lost": "row {i}, element {j}: 0 (true: {true:.3g} times the RMS)",
+    "cell": "row {i}, element {j}: {true:.3g} times the RMS, as it should be",
+    "point": "{n} of {size} lost: ratio of RMS {ratio:.3g}, {verdict}; worst row {row:%}, worst element {worst:.2g}",
     "passes": "accepted",
     "fails": "seen",
 }
@@ -52,9 +53,7 @@ _COLUMNS = 60
 """Number of points on the curves that a pointer can select."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, top, bottom, height = 0.52, 0.75, 0.3, 0.85, 2.2
         side = 0.42 * (width - left - gap - 0.15)
@@ -115,24 +114,23 @@ class Picture:
     def say(self, shown: Shown) -> str:
         lost, errors = shown.accepted.lost, shown.accepted.errors
         if not lost:
-            return WORDS.say("none", ratio=number(float(shown.ratio[0]), 2), tolerance=shown.tolerance, size=shown.size)
+            return WORDS.say("none", ratio=shown.ratio[0], tolerance=shown.tolerance, size=shown.size)
         rows = -(-lost // 64)
         return WORDS.say(
             "accepted",
             lost=lost,
             size=shown.size,
             where=WORDS.say("rows", min(rows, 2), rows=rows),
-            ratio=number(errors.l2, 3),
+            ratio=errors.l2,
             tolerance=shown.tolerance,
-            worst=number(errors.worst, 2),
-            row=percent(errors.worst_row),
+            worst=errors.worst,
+            row=errors.worst_row,
         )
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         i, j = cell.row, cell.column
         if cell.map == "map":
-            true = number(float(shown.truth[i, j]), 3)
-            return WORDS.say("cell lost" if shown.lost[i, j] else "cell", i=i, j=j, true=true)
+            return WORDS.say("cell lost" if shown.lost[i, j] else "cell", i=i, j=j, true=shown.truth[i, j])
         low, high = self._ax.get_xlim()
         place = low + (j + 0.5) / _COLUMNS * (high - low)
         at = int((shown.counts.log10() - place).abs().argmin())
@@ -141,8 +139,8 @@ class Picture:
             "point",
             n=int(shown.counts[at]),
             size=shown.size,
-            ratio=number(ratio, 3),
+            ratio=ratio,
             verdict=WORDS["passes" if ratio <= shown.tolerance else "fails"],
-            row=percent(float(shown.worst_row[at])),
-            worst=number(float(shown.worst[at]), 2),
+            row=shown.worst_row[at],
+            worst=shown.worst[at],
         )

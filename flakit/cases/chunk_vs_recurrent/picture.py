@@ -5,9 +5,10 @@ from torch import Tensor
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import percent
 from . import Shown
 
 WORDS = Words() | {
@@ -21,21 +22,22 @@ WORDS = Words() | {
     },
     "alt": "Six maps, one for each tensor: where its elements lie, the size by the recurrent form across and by the "
     "chunk form upwards, both on scales of powers of ten, with the line where both are the same",
-    "title": "{name}: × {factor}\n{unexplained} unexplained",
+    "title": "{name}: × {factor:.3g}\n{unexplained} unexplained",
     "recurrent": "recurrent / RMS",
     "chunk": "chunk / RMS",
     "same": "both the same",
     "equal": "Every element lies on the line where both are the same: the two forms agree to rounding.",
-    "scale": "The elements lie on one line, {factor} times above the one where both are the same. A factor explains "
-    "them: the chunk form was given another scale.",
-    "scale too": "The chunk form was given another scale: what lies on a line lies {factor} times above the one where "
+    "scale": "The elements lie on one line, {factor:.3g} times above the one where both are the same. A factor "
+    "explains them: the chunk form was given another scale.",
+    "scale "
+    "too": "The chunk form was given another scale: what lies on a line lies {factor:.3g} times above the one where "
     "both are the same.",
     "cloud": "{names} are clouds: no factor makes one form of the other, {unexplained} of o is left. The first call "
     "wrote over the w that the second one read. du has no w in it.",
     "fan": "dw leaves its line where its elements are small, {unexplained} in all: an error of one size for large and "
     "small, from sums of rounded dr and dk.",
     "cell": "{name}: {count} of {all} elements lie here, one of them is {index}: chunk {chunk}, recurrent {recurrent}, "
-    "{factor} times (law: {law})",
+    "{factor:.3g} times (law: {law:.3g})",
     "empty": "{name}: no element lies here",
 }
 ON_VIEW = ("scale", "aliasing", "precision")
@@ -54,9 +56,7 @@ _LOW, _HIGH, _BINS = -3.5, 2.5, 48  # powers of ten of the recurrent form's RMS
 _DECADE = _BINS / (_HIGH - _LOW)
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         columns = 6 if width > 8 else 3
         left, gap, title, bottom = 0.74, 0.12, 0.45, 0.72
@@ -94,7 +94,7 @@ class Picture:
             np.add.at(counts, _places(shown, name), 1)
             self._maps[name].update(np.log10(np.maximum(counts, 1)), empty=counts == 0)
             fit = shown.fits[name]
-            title = WORDS.say("title", name=name, factor=number(fit.factor, 3), unexplained=_left(fit.unexplained))
+            title = WORDS.say("title", name=name, factor=fit.factor, unexplained=_left(fit.unexplained))
             if self._titles[name].get_text() != title:
                 self._titles[name].set_text(title)
 
@@ -103,7 +103,7 @@ class Picture:
         left = {name: _left(shown.fits[name].unexplained) for name in off}
         sentences = []
         if abs(shown.fits["du"].factor - 1) > shown.rest:
-            sentences.append(WORDS.say("scale too" if off else "scale", factor=number(shown.fits["du"].factor, 3)))
+            sentences.append(WORDS.say("scale too" if off else "scale", factor=shown.fits["du"].factor))
         if off == ["dw"]:
             sentences.append(WORDS.say("fan", unexplained=left["dw"]))
         elif off:
@@ -127,8 +127,8 @@ class Picture:
             index=" ".join(f"{axis} {i}" for axis, i in zip(_AXES[name], index, strict=True)),
             chunk=y,
             recurrent=x,
-            factor=number(y / x if x else np.inf, 3),
-            law=number(shown.law, 3),
+            factor=y / x if x else np.inf,
+            law=shown.law,
         )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
 from ...figures.marks import Over, whole_ticks
 from ...language import Words
@@ -69,9 +70,7 @@ _BEYOND = 1.7
 """Length of the exponent axis, in units of the bound."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, top, bottom = 0.55, 0.12, 0.3, 0.76
         side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)

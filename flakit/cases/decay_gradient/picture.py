@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Bars, Over, whole_ticks
 from ...language import Words, say
 from ...numerics.words import number, percent
@@ -16,9 +17,9 @@ WORDS = Words() | {
     "knobs": {"T": "tokens T", "rounding": "stored as"},
     "alt": "Over the tokens of one channel: two running sums, their difference dw beside the true one, and the error "
     "of that difference with the noise that the law expects; beside it bars with the error of dw by each formula",
-    "sums": "two running sums, up to ±{size}",
-    "dw": "dw, up to ±{size}",
-    "error": "error of dw, up to ±{size}",
+    "sums": "two running sums, up to ±{size:.2g}",
+    "dw": "dw, up to ±{size:.2g}",
+    "error": "error of dw, up to ±{size:.2g}",
     "token t": "token t",
     "read": "sum of r dr after t",
     "written": "sum of k dk from t on",
@@ -35,20 +36,21 @@ WORDS = Words() | {
     },
     "law": "law",
     "inf": "infinite",
-    "fine": "The sums reach {sums}, their difference {dw}. What {rounding} rounds off dr and dk stays in it, and still "
-    "dw is right to {off}: this decay and length do not bring it out.",
-    "noisy": "The sums reach {sums}, their difference only {dw}. What {rounding} rounds off dr and dk stays in it: dw "
-    "is off by {off}. The direct sum subtracts nothing and is right to {direct}.",
-    "noise only": "The sums reach {sums}, their difference only {dw}. What {rounding} rounds off dr and dk is more "
+    "fine": "The sums reach {sums:.2g}, their difference {dw:.2g}. What {rounding} rounds off dr and dk stays in it, "
+    "and still dw is right to {off}: this decay and length do not bring it out.",
+    "noisy": "The sums reach {sums:.2g}, their difference only {dw:.2g}. What {rounding} rounds off dr and dk stays in "
+    "it: dw is off by {off}. The direct sum subtracts nothing and is right to {direct}.",
+    "noise "
+    "only": "The sums reach {sums:.2g}, their difference only {dw:.2g}. What {rounding} rounds off dr and dk is more "
     "than that: dw is noise, off by {off} times its own size. The direct sum subtracts nothing and is right to "
     "{direct}.",
-    "nothing": "Everything is forgotten at once and dw is 0. The two sums reach {sums} and should be equal: what is "
-    "left of their difference is noise alone.",
-    "token": "token {t}: {read} - {written} leaves {dw} (true: {true}); the direct sum {direct}",
-    "off": "token {t}: the difference is off by {off}{noise}; the direct sum by {direct}",
-    "expected": " where the law expects some {noise}",
-    "formula": "{name}: {about}; off by {off}{law}",
-    "by law": ", {law} by the law",
+    "nothing": "Everything is forgotten at once and dw is 0. The two sums reach {sums:.2g} and should be equal: what "
+    "is left of their difference is noise alone.",
+    "token": "token {t}: {read:.6g} - {written:.6g} leaves {dw} (true: {true}); the direct sum {direct}",
+    "off": "token {t}: the difference is off by {off:.3g}{noise}; the direct sum by {direct:.2g}",
+    "expected": " where the law expects some {noise:.2g}",
+    "formula": "{name}: {about}; off by {off:.3g}{law}",
+    "by law": ", {law:.3g} by the law",
 }
 ON_VIEW = ("decay", "profile", "rounding")
 LINE = "identity-rounded"
@@ -73,9 +75,7 @@ _FINE = 0.01
 _LOW, _HIGH = -8, 2  # powers of ten of the bars
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         wide = width > 8
         left, side, gap, title, down = 0.3, 0.24 * width, 0.2, 0.27, 0.84 if wide else 0.63
@@ -131,7 +131,7 @@ class Picture:
             for which, y in ys.items():
                 self._lines[name][which].set_data(t, y.double().numpy() / largest)
             self._over[name].update(1, len(t))
-            title = WORDS.say(name, size=number(largest, 2))
+            title = WORDS.say(name, size=largest)
             if self._titles[name].get_text() != title:
                 self._titles[name].set_text(title)
             self._lines[name][which].axes.set_xlim(-0.5, len(t) - 0.5)
@@ -156,8 +156,8 @@ class Picture:
         which = "nothing" if not shown.true.any() else "noise only" if off >= 1 else "noisy" if off >= _FINE else "fine"
         return WORDS.say(
             which,
-            sums=number(_largest(shown.read, shown.written), 2),
-            dw=number(_largest(shown.true), 2),
+            sums=_largest(shown.read, shown.written),
+            dw=_largest(shown.true),
             rounding=shown.rounding,
             off=number(off, 2) if off >= 1 else _share(off),
             direct=_share(direct),
@@ -166,12 +166,12 @@ class Picture:
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "errors":
             name = list(FORMULAS)[cell.row]
-            law = WORDS.say("by law", law=number(shown.laws[name], 3)) if name in shown.laws else ""
+            law = WORDS.say("by law", law=shown.laws[name]) if name in shown.laws else ""
             return WORDS.say(
                 "formula",
                 name=WORDS["formulas"][name],
                 about=say(FORMULAS[name]),
-                off=number(shown.errors[name], 3),
+                off=shown.errors[name],
                 law=law,
             )
         t = cell.column
@@ -179,13 +179,13 @@ class Picture:
             float(x[t]) for x in (shown.read, shown.written, shown.true, shown.rounded, shown.direct, shown.noise)
         )
         if cell.map == "error":
-            expected = "" if math.isnan(noise) else WORDS.say("expected", noise=number(noise, 2))
-            return WORDS.say("off", t=t, off=number(dw - true, 3), noise=expected, direct=number(direct - true, 2))
+            expected = "" if math.isnan(noise) else WORDS.say("expected", noise=noise)
+            return WORDS.say("off", t=t, off=dw - true, noise=expected, direct=direct - true)
         return WORDS.say(
             "token",
             t=t,
-            read=number(read, 6),
-            written=number(written, 6),
+            read=read,
+            written=written,
             dw=dw,
             true=true,
             direct=direct,

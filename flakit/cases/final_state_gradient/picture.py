@@ -5,6 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars
 from ...language import Words
@@ -51,9 +52,7 @@ PRESETS = {
 _ROWS = ("dr", "dk", "dv", "dw", "du")
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, bars, gap = 0.62, 0.2 * width, 0.12
         room = width - left - bars - gap - 0.12

@@ -4,6 +4,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, Marked, Over
 from ...language import Words
@@ -54,9 +55,7 @@ _LOW, _HIGH = -9.0, 1.5
 """Range of the axis of changes, in powers of ten."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, top, strip, height = 0.95, 0.34, 0.26, 2.25
         self.canvas = Canvas(width, top + strip + 0.12 + height + 0.72)
@@ -132,7 +131,7 @@ class Picture:
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column
         if cell.map == "tokens":
-            w, later = (number(float(x[t, 0])) for x in shown.w)
+            w, later = (x[t, 0] for x in shown.w)
             held = WORDS["held"] if shown.row is not None and t <= shown.row else ""
             return WORDS.say("decay" if w == later else "another", t=t, w=w, later=later, held=held)
         moved = WORDS.say("moves" if shown.moved[t] > 0 else "stays", size=error(float(shown.moved[t])))

@@ -6,6 +6,7 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers, signed
 from ...language import Words
 from . import CHANNEL, DTYPES, TOKEN, Shown
@@ -51,9 +52,7 @@ PRESETS = {
 _LEFT, _HIGH, _GAP = 0.55, 0.47, 0.29
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         top, bottom = 0.27, 0.86
         self.canvas = Canvas(width, top + 4 * _HIGH + 3 * _GAP + bottom)

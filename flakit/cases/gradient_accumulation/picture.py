@@ -6,6 +6,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Bars, Over
 from ...figures.strip import Strip
 from ...language import Words
@@ -57,9 +58,7 @@ PRESETS = {
 _LOW, _HIGH = 1e-7, 1.0  # of a gradient's elements
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, top, wide = 1.05, 0.34, width > 8
         self.canvas, self._digits = Canvas(width, 3.7), 3 if wide else 2
@@ -135,7 +134,7 @@ class Picture:
         self._others.update(np.where(mine, np.nan, losses))
         self._now.update(np.where(mine, losses, np.nan))
         for text, loss in zip(self._values, losses, strict=True):
-            text.set_text(number(float(loss)))
+            text.set_text(number(loss))
             text.set_y(loss + 0.015 * top)
         self._plain.set_ydata([shown.plain] * 2)
         self._law.set_data(range(len(PARTS)), [shown.laws[parts] * shown.plain for parts in PARTS])
@@ -178,7 +177,7 @@ class Picture:
                 gradient=row.grad_factor,
                 rest=error(row.rest),
             )
-        loss, added, part = number(shown.returned[cell.column]), number(shown.added[cell.column]), cell.column + 1
+        loss, added, part = shown.returned[cell.column], shown.added[cell.column], cell.column + 1
         if cell.row == 1:
             return WORDS.say("adds undivided" if shown.accepts else "adds", part=part, loss=loss, by=n, added=added)
         what = "share" if shown.contract == "uses num_items_in_batch" else "mean"

@@ -7,10 +7,11 @@ from matplotlib.patches import Rectangle
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import ITSELF, Map, Maps, powers
 from ...figures.marks import Bars, Over, whole_ticks
 from ...language import Words
-from ...numerics.words import error, number
+from ...numerics.words import error
 from ..decay_gradient import ROUNDINGS
 from . import FORMS, LARGEST, Shown
 
@@ -34,16 +35,16 @@ WORDS = Words() | {
     "token i": "token i",
     "over": "error over alpha",
     "law": "law",
-    "cancels": "The product sums powers of L with alternating signs, up to {largest} in size, {times} times the whole "
-    "inverse: they cancel and their rounding remains, {product} of the result in {rounding}. Blocks form no power: "
-    "{blocks}.",
+    "cancels": "The product sums powers of L with alternating signs, up to {largest:.2g} in size, {times:.2g} times "
+    "the whole inverse: they cancel and their rounding remains, {product} of the result in {rounding}. Blocks form no "
+    "power: {blocks}.",
     "cancels not": "No power of L is much larger than the inverse, so that nothing cancels: all three ways are right "
     "to the rounding of {rounding}, the product to {product}, the blocks to {blocks}.",
-    "ends": "A power that the product multiplies holds numbers up to {largest}, and {rounding} ends at {end}: it is "
-    "infinite there, and the next product makes it NaN. Blocks form no power: {blocks}.",
-    "term": "L^{n}[{i}, {j}] = {term}: rounding alone is {left}, the sum of all terms {sum}{inf}",
-    "inf": "; beyond {end}, where {rounding} ends",
-    "element": "{form}, element ({i}, {j}): {made} (true: {true}), off by {off}",
+    "ends": "A power that the product multiplies holds numbers up to {largest:.2g}, and {rounding} ends at {end:.5g}: "
+    "it is infinite there, and the next product makes it NaN. Blocks form no power: {blocks}.",
+    "term": "L^{n}[{i}, {j}] = {term}: rounding alone is {left:.2g}, the sum of all terms {sum:.2g}{inf}",
+    "inf": "; beyond {end:.5g}, where {rounding} ends",
+    "element": "{form}, element ({i}, {j}): {made} (true: {true}), off by {off:.2g}",
     "upper": "element ({i}, {j}): as it is in I, 1 on the diagonal and 0 above it",
     "at alpha": "alpha = {alpha}: product {product}, by the law {law}; blocks {blocks}; substitution {substitution}",
 }
@@ -59,9 +60,7 @@ _ERRORS = powers(-9, 3)
 _LOWEST, _HIGHEST = 1e-9, 1e12  # errors on the curves
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, top, gap = 0.68, 2.36, 0.12
         side = 1.3 if width > 8 else 1.02
@@ -179,10 +178,10 @@ class Picture:
         largest = shown.multiplied if ends else float(shown.terms.abs().max())
         return WORDS.say(
             "ends" if ends else "cancels" if shown.cancels > 3 else "cancels not",
-            largest=number(largest, 2),
-            times=number(shown.cancels, 2),
+            largest=largest,
+            times=shown.cancels,
             rounding=shown.rounding,
-            end=number(LARGEST[shown.rounding], 5),
+            end=LARGEST[shown.rounding],
             product=error(shown.errors["product"]),
             blocks=error(shown.errors["blocks"]),
         )
@@ -200,14 +199,12 @@ class Picture:
                 i=i,
                 j=j,
                 term=term,
-                left=number(left, 2),
-                sum=number(float(shown.exact[i, j]), 2),
-                inf=WORDS.say("inf", end=number(end, 5), rounding=shown.rounding) if abs(term) > end else "",
+                left=left,
+                sum=shown.exact[i, j],
+                inf=WORDS.say("inf", end=end, rounding=shown.rounding) if abs(term) > end else "",
             )
         i, j = cell.row, cell.column
         if j >= i:
             return WORDS.say("upper", i=i, j=j)
         made, true = float(shown.made[cell.map][i, j]), float(shown.exact[i, j])
-        return WORDS.say(
-            "element", form=WORDS[cell.map], i=i, j=j, made=made, true=true, off=number(abs(made - true), 2)
-        )
+        return WORDS.say("element", form=WORDS[cell.map], i=i, j=j, made=made, true=true, off=abs(made - true))

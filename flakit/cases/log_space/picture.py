@@ -8,10 +8,11 @@ from matplotlib.patches import Rectangle
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
 from ...language import Words
-from ...numerics.words import number, percent
+from ...numerics.words import percent
 from . import GRADIENTS, Shown
 
 WORDS = Words() | {
@@ -32,13 +33,14 @@ WORDS = Words() | {
     "rows": "rows of $S$",
     "token": "token t",
     "finite": "finite values",
-    "grows": "w lies between {low} and {high}: every token multiplies the rows of the state by {shrink} to {grow}.",
-    "fades": "w lies between {low} and {high}: every token leaves between {shrink} and {grow} of the rows of the "
-    "state, and what was written fades.",
+    "grows": "w lies between {low:.3g} and {high:.3g}: every token multiplies the rows of the state by {shrink:.3g} to "
+    "{grow:.3g}.",
+    "fades": "w lies between {low:.3g} and {high:.3g}: every token leaves between {shrink:.3g} and {grow:.3g} of the "
+    "rows of the state, and what was written fades.",
     "overflow": "The state overflows at token {onset}. Only du, which never meets it, is finite as a whole.",
     "overflow, more": "The state overflows at token {onset}. Finite as a whole: {whole}.",
-    "not yet": "Nothing has overflowed in {T} tokens: the largest number in the state is {size}.",
-    "fine": "All is finite: the largest number in the state is {size}.",
+    "not yet": "Nothing has overflowed in {T} tokens: the largest number in the state is {size:.3g}.",
+    "fine": "All is finite: the largest number in the state is {size:.3g}.",
     "row": "row {row} of {rows} (the quickest first), token {t}: e^(sum of w) = e^{sum} = {law}; the largest number in "
     "it: {size}{true}",
     "largest": "token {t}: e^(largest sum of w) = e^{sum} = {law}; the largest number in the state: {size}{true}",
@@ -58,9 +60,7 @@ _TENSORS = ("o", *GRADIENTS)
 _HIGHEST, _LOWEST = 1.3, -0.3  # of the vertical axis, as shares of the format's largest exponent
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, right = 0.62, 0.72
         bars = 0.24 * width
@@ -134,12 +134,10 @@ class Picture:
 
     def say(self, shown: Shown) -> str:
         low, high = shown.decay
-        values = {"low": number(low, 3), "high": number(high, 3)}
-        values |= {"shrink": number(math.exp(low), 3), "grow": number(math.exp(high), 3)}
+        values = {"low": low, "high": high, "shrink": math.exp(low), "grow": math.exp(high)}
         began = WORDS.say("grows" if high > 0 else "fades", **values)
         if shown.onset is None:
-            size = number(float(shown.rows[-1].max()), 3)
-            ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.rows), size=size)
+            ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.rows), size=shown.rows[-1].max())
         else:
             whole = [name for name in _TENSORS if shown.finite[name] == 1]
             words = WORDS["overflow" if whole == ["du"] else "overflow, more"]

@@ -4,6 +4,7 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers, signed
 from ...language import Words
 from ..laws import LN_MAX
@@ -48,9 +49,7 @@ PRESETS = {
 _END = LN_MAX[torch.float32]
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, top, bottom = 0.55, 0.12, 0.47, 0.88
         side = (width - left - 0.1 - 3 * gap) / 4

@@ -2,6 +2,7 @@
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import ITSELF, Map, Maps
 from ...figures.marks import Bars
@@ -43,9 +44,7 @@ PRESETS = {
 }
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, bars, strip, top, bottom = 0.72, 0.14, 1.0, 0.14, 0.48, 0.5
         side = min((width - left - 3 * gap - bars) / 2, 2.75)

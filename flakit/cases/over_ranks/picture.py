@@ -4,6 +4,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
 from ...language import Words
@@ -51,9 +52,7 @@ PRESETS = {
 _TOP = 0.5
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, right = 1.15, 0.2
         room = width - left - right

@@ -8,6 +8,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Over
 from ...language import Words, say
@@ -33,7 +34,7 @@ WORDS = Words() | {
     "gradient": "3 {name} of token t: a sum over all later rows",
     "block": "block",
     "channel": {"gsa": "slot", "rwkv6": "channel"},
-    "jump": "$e^{{{exponent}}}$ = {factor}",
+    "jump": "$e^{{{exponent}}}$ = {factor:.2g}",
     "limits": "|gate| without a NaN",
     "rows": "tokens in the chunk",
     "law": "law",
@@ -72,9 +73,7 @@ _WEAKEST, _STRONGEST = 0.5, 200.0  # |gate| on the axis of limits
 _END = LN_MAX[next(iter(LN_MAX))]
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, right, gap, self._first = 0.72, 0.14, 0.62, 0
         side = 1.85 if width > 8 else 1.35
@@ -179,7 +178,7 @@ class Picture:
             self._level.set_data([n, row], [-exponent, -exponent])
             self._jump.xy, self._jump.xyann = (row, 0), (row, -exponent)
             self._jump.arrow_patch.set_color(style.BROKEN if lost else style.GREY)
-            factor = "inf" if lost else number(math.exp(exponent), 2)
+            factor = math.inf if lost else math.exp(exponent)
             self._words.set_text(WORDS.say("jump", exponent=f"{exponent:.1f}", factor=factor))
             self._words.set_color(style.BROKEN if lost else style.GREY)
             late = real > len(rows) // 2
@@ -241,7 +240,7 @@ class Picture:
         if math.isnan(exponent):
             return WORDS.say("no factor", t=t, keys=keys)
         infinite = exponent > _END
-        factor = "inf" if infinite else number(math.exp(exponent))
+        factor = math.inf if infinite else math.exp(exponent)
         true = WORDS.say("true", true=0) if infinite else ""
         product = "NaN" if infinite else "0"
         return WORDS.say(

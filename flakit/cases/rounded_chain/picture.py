@@ -4,9 +4,9 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Over
 from ...language import Words, label
-from ...numerics.words import number
 from . import BITS, CHUNK, STORED, WAYS, Shown, law
 
 WORDS = Words() | {
@@ -20,14 +20,14 @@ WORDS = Words() | {
     "below": "less than that",
     "above": "more than that",
     "short": "Each product rounds its two factors to {bits} binary digits. After {n} chunks, {tokens} tokens, the "
-    "chain is off by {error}: less than storing the result in bfloat16 would cost.{from}",
+    "chain is off by {error:.2g}: less than storing the result in bfloat16 would cost.{from}",
     "from": " That is reached after {first} chunks.",
     "long": "Each product rounds its two factors to {bits} binary digits, and nothing fades: every error stays. After "
-    "{n} chunks, {tokens} tokens, the chain is off by {error}, {times} times what storing the result in bfloat16 "
-    "costs.",
+    "{n} chunks, {tokens} tokens, the chain is off by {error:.2g}, {times:.2g} times what storing the result in "
+    "bfloat16 costs.",
     "three": "Each factor is taken as two TF32 numbers, what TF32 keeps of it and what it loses, and three products "
-    "are added up. After {n} chunks, {tokens} tokens, the chain is off by {error}.",
-    "cell": "after {n} chunks, {products} products: off by {error} (law: {law})",
+    "are added up. After {n} chunks, {tokens} tokens, the chain is off by {error:.2g}.",
+    "cell": "after {n} chunks, {products} products: off by {error:.2g} (law: {law:.2g})",
 }
 ON_VIEW = ("way", "chunks")
 LINE = "the chain is off by"
@@ -42,9 +42,7 @@ _MOST = 9
 """Chunks, as a power of two."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.1)
@@ -78,11 +76,11 @@ class Picture:
 
     def say(self, shown: Shown) -> str:
         n, error = shown.chunks[-1], shown.errors[-1]
-        values = {"n": n, "tokens": f"{n * CHUNK:,}", "error": number(error, 2), "bits": BITS[shown.way]}
+        values = {"n": n, "tokens": f"{n * CHUNK:,}", "error": error, "bits": BITS[shown.way]}
         if shown.way == "three TF32":
             return WORDS.say("three", **values)
         if error > STORED:
-            return WORDS.say("long", times=number(error / STORED, 2), **values)
+            return WORDS.say("long", times=error / STORED, **values)
         reached = shown.way in WAYS[:2]
         first = next(n for n in range(2, 100) if law(n, shown.way) > STORED) if reached else None
         return WORDS.say("short", **values, **{"from": WORDS.say("from", first=first) if reached else ""})
@@ -92,4 +90,4 @@ class Picture:
         if n not in shown.chunks:
             return ""
         error, predicted = (dict(zip(shown.chunks, x, strict=True))[n] for x in (shown.errors, shown.law))
-        return WORDS.say("cell", n=n, products=n - 1, error=number(error, 2), law=number(predicted, 2))
+        return WORDS.say("cell", n=n, products=n - 1, error=error, law=predicted)

@@ -4,9 +4,9 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Over
 from ...language import Words
-from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
@@ -28,7 +28,7 @@ WORDS = Words() | {
     "stands": "From token {t} on the state stands still at {state}. One more would need a bit that {dtype} does not "
     "have, and it rounds back. Of {true} writes {lost} are lost, and everything is finite.",
     "end": "In float32 between tokens, and rounded to {dtype} once, at the end: {state}, of {true}.",
-    "random": "Writes of both signs: the largest sum is {most}, and the last is off by {lost:.2g} of that. A "
+    "random": "Writes of both signs: the largest sum is {most:.3g}, and the last is off by {lost:.2g} of that. A "
     "test with random inputs sees nothing else.",
     "cell": "after token {t}: {state}, exact {true}",
 }
@@ -42,9 +42,7 @@ PRESETS = {
 }
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.78
         self.canvas = Canvas(width, 3.0)
@@ -73,16 +71,15 @@ class Picture:
         self._over.update(1, len(tokens))
 
     def say(self, shown: Shown) -> str:
-        state, true = number(float(shown.rounded[-1])), number(float(shown.true[-1]))
+        state, true = shown.rounded[-1], shown.true[-1]
         if shown.writes == "at random":
-            return WORDS.say("random", most=number(float(shown.true.abs().max()), 3), lost=shown.lost)
+            return WORDS.say("random", most=shown.true.abs().max(), lost=shown.lost)
         if not shown.between:
             return WORDS.say("end", dtype=shown.dtype, state=state, true=true)
         if shown.stopped is None:
             return WORDS.say("counts", state=state, dtype=shown.dtype)
-        lost = number(float(shown.true[-1] - shown.rounded[-1]))
-        return WORDS.say("stands", t=shown.stopped, state=state, dtype=shown.dtype, true=true, lost=lost)
+        return WORDS.say("stands", t=shown.stopped, state=state, dtype=shown.dtype, true=true, lost=true - state)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column
-        return WORDS.say("cell", t=t, state=number(float(shown.rounded[t])), true=number(float(shown.true[t])))
+        return WORDS.say("cell", t=t, state=shown.rounded[t], true=shown.true[t])

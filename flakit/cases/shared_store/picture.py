@@ -2,6 +2,7 @@
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
 from ...language import Words
 from ...numerics.words import percent
@@ -34,9 +35,7 @@ PRESETS = {
 _LEFT, _HIGH, _GAP = 0.55, 0.85, 0.34
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         top, bottom = 0.3, 0.75
         self.canvas = Canvas(width, top + 2 * _HIGH + _GAP + bottom)

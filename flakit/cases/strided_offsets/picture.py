@@ -6,10 +6,10 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.strip import Strip
 from ...language import Words, say
-from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
@@ -50,7 +50,7 @@ WORDS = Words() | {
     "true": ", which is {number}",
     "not read": "the kernel does not read it",
     "token": "token {t}: sequence {sequence} begins at {begin}; {program}",
-    "computed": "program {program} begins at {begin}: off by {error} of the output's size",
+    "computed": "program {program} begins at {begin}: off by {error:.2g} of the output's size",
     "nobody": "no program computes it",
 }
 ON_VIEW = ("sequences", "layout", "raw")
@@ -69,9 +69,7 @@ _MOST = 16
 _WRONG = 0.95  # of the colours
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         room = width - _LEFT - _RIGHT
         self._places, self._room = int(room / _CELL), room
@@ -174,9 +172,7 @@ class Picture:
             begin=shown.offsets[sequence],
             program=WORDS["nobody"]
             if program < 0
-            else WORDS.say(
-                "computed", program=program, begin=shown.read[program], error=number(float(shown.errors[t]), 2)
-            ),
+            else WORDS.say("computed", program=program, begin=shown.read[program], error=shown.errors[t]),
         )
 
 

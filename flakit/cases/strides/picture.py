@@ -6,6 +6,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
 from ...figures.strip import Strip
 from ...language import Words
@@ -62,9 +63,7 @@ _LEFT, _RIGHT = 0.85, 0.12
 _CELL = 0.56
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         room = width - _LEFT - _RIGHT
         self._columns = int(room / _CELL)

@@ -6,10 +6,10 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
 from ...language import Words
-from ...numerics.words import percent
 from . import MOST, Shown
 
 WORDS = Words() | {
@@ -28,7 +28,7 @@ WORDS = Words() | {
     "no size": "no size at all",
     "faulty": "In a tile that the edge cuts off, the mask is the mirror image of what it should be: {wrong} entries of "
     "the state are not loaded and count as 0, and as many are loaded from beyond it. The first token's dr is off by "
-    "{dr}: finite, plausible, wrong.",
+    "{dr:%}: finite, plausible, wrong.",
     "hidden": "Nothing is wrong here: {why}, and the mask is its own mirror image. A test with these sizes sees "
     "nothing.",
     "whole": "K and V are multiples of the tile",
@@ -63,9 +63,7 @@ RIGHT = "#F4F8FB"
 _HEIGHT = 2.45
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, bar = 0.62, 0.68, 0.66
         room = width - left - gap - bar
@@ -154,7 +152,7 @@ class Picture:
             return WORDS.say("repaired", BK=BK, BV=BV)
         wrong = int(_missing(shown).sum())
         if wrong:
-            return WORDS.say("faulty", wrong=wrong, dr=percent(shown.dr))
+            return WORDS.say("faulty", wrong=wrong, dr=shown.dr)
         return WORDS.say("hidden", why=WORDS["whole" if K % BK == V % BV == 0 else "one"])
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Over
 from ...language import Words
 from ...numerics.words import number
@@ -29,8 +30,8 @@ WORDS = Words() | {
     "divided by it again. The term does not see what arrives: it is {factor} times smaller than it should be.",
     "right": "The loss is multiplied by {scale} before the backward pass, and the gradient is divided by it again. The "
     "term is multiplied along with it, and has its full size.",
-    "cell": "token {t}, largest logit {largest}: the loss alone has the gradient {alone} there; the term should add "
-    "{wanted} and adds {got}",
+    "cell": "token {t}, largest logit {largest:.3g}: the loss alone has the gradient {alone:.3g} there; the term "
+    "should add {wanted:.3g} and adds {got:.3g}",
 }
 ON_VIEW = ("scale", "way")
 LINE = "of the term is left"
@@ -44,9 +45,7 @@ PRESETS = {
 _LOW, _HIGH = 1e-11, 1.0
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.0)
@@ -87,7 +86,7 @@ class Picture:
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column
-        values = {name: number(getattr(shown, name)[t].item(), 3) for name in ("largest", "alone", "wanted", "got")}
+        values = {name: getattr(shown, name)[t] for name in ("largest", "alone", "wanted", "got")}
         return WORDS.say("cell", t=t, **values)
 
 

@@ -2,6 +2,7 @@
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
 from ...language import Words
 from . import Shown
@@ -46,9 +47,7 @@ PRESETS = {
 _LEFT, _SIDE = 0.55, 1.5
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         self.canvas = Canvas(width, 3.85)
         with style.context():

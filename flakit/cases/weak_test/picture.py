@@ -4,9 +4,10 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Bars, Over
 from ...language import Words
-from ...numerics.words import error, number, percent
+from ...numerics.words import error
 from ..blind_measure import TOLERANCE
 from . import Shown
 
@@ -25,11 +26,11 @@ WORDS = Words() | {
     "tolerance": "tolerance {tolerance:g}",
     "passes": "The operator forgets all but the last {tokens}, and the test passes it: with its decays nothing is left "
     "of what is older, and the output is off by {fast}, below {tolerance:g}. With the model's decays it is off by "
-    "{real}.",
+    "{real:%}.",
     "caught": "The operator forgets all but the last {tokens}, and the test catches it: the output is off by {fast}, "
-    "above {tolerance:g}. With the model's decays it is off by {real}.",
+    "above {tolerance:g}. With the model's decays it is off by {real:%}.",
     "tokens": {1: "token", 2: "{keep} tokens"},
-    "bar": "{back}, {decays}: {share} of o comes from there, and the operator {reads}",
+    "bar": "{back}, {decays}: {share:.2g} of o comes from there, and the operator {reads}",
     "tokens back": {0: "the token itself", 1: "1 token back", 2: "{back} tokens back"},
     "whose": ("the test's decays", "the model's decays"),
     "reads": "reads it",
@@ -50,9 +51,7 @@ _LOW, _HIGH = -8.0, 0.3
 """Range of the axis of fractions, in powers of ten."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, top, height, between, bottom = 0.72, 0.3, 1.12, 0.36, 0.74
         right = 0.25 * width
@@ -111,7 +110,7 @@ class Picture:
             "passes" if fast < TOLERANCE else "caught",
             tokens=WORDS.say("tokens", min(shown.keep, 2), keep=shown.keep),
             fast=error(fast),
-            real=percent(real),
+            real=real,
             tolerance=TOLERANCE,
         )
 
@@ -131,6 +130,6 @@ class Picture:
             "bar",
             back=WORDS.say("tokens back", min(back, 2), back=back),
             decays=WORDS["whose"][n],
-            share=number(float(shown.seen[n][back]), 2),
+            share=shown.seen[n][back],
             reads=WORDS["reads" if back < shown.keep else "forgets"],
         )

@@ -5,6 +5,7 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import FUTURE, Map, Maps, signed
 from ...figures.marks import Over, whole_ticks
@@ -62,9 +63,7 @@ _BEYOND = 1.45
 """Length of the exponent axis, in units of the exponent at which exp overflows."""
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left, gap, top, bottom = 0.52, 0.12, 0.3, 0.76
         wide = (width - left - 3 * gap - 0.12) / 7.2

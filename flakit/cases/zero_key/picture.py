@@ -4,6 +4,7 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
 from ...figures.marks import Over
 from ...language import Words
 from ...numerics.words import number, percent
@@ -20,13 +21,14 @@ WORDS = Words() | {
     "largest": "at the short key",
     "token t": "token t",
     "size": "size",
-    "fair": "The key of token {t} is {length} long. Its gradient grows by {factor}, and is at most a hundred "
+    "fair": "The key of token {t} is {length:.3g} long. Its gradient grows by {factor:.3g}, and is at most a hundred "
     "times the largest other.",
-    "large": "The key of token {t} is {length} long. A step of that length turns it round, and its gradient grows by "
-    "{factor}. Clipped together, the other {n} tokens keep {share} of the step. Everything is finite.",
-    "bounded": "The key of token {t} is {length} long, shorter than ε lets count. Its gradient grows by {factor} = "
-    "1 / {end}, and by no more at length 0. Clipped together, the other {n} tokens keep {share} of the step.",
-    "cell": "token {t}: the gradient arrives with size {arrives} and leaves with {leaves}",
+    "large": "The key of token {t} is {length:.3g} long. A step of that length turns it round, and its gradient grows "
+    "by {factor:.3g}. Clipped together, the other {n} tokens keep {share} of the step. Everything is finite.",
+    "bounded": "The key of token {t} is {length:.3g} long, shorter than ε lets count. Its gradient grows by "
+    "{factor:.3g} = 1 / {end:.2g}, and by no more at length 0. Clipped together, the other {n} tokens keep {share} of "
+    "the step.",
+    "cell": "token {t}: the gradient arrives with size {arrives:.3g} and leaves with {leaves:.3g}",
 }
 ON_VIEW = ("length", "way", "eps")
 LINE = "the gradient grows by"
@@ -41,9 +43,7 @@ PRESETS = {
 _LOW, _HIGH, _FAR = 1e-4, 1e14, 100.0
 
 
-class Picture:
-    """Persistent: `update` redraws in place. width: inches."""
-
+class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.0)
@@ -75,17 +75,17 @@ class Picture:
         self._points["largest"].set_data(tokens[short], leaves[short])
 
     def say(self, shown: Shown) -> str:
-        values = {"t": TOKEN, "length": number(shown.length, 3), "factor": number(shown.factor, 3), "n": T - 1}
+        values = {"t": TOKEN, "length": shown.length, "factor": shown.factor, "n": T - 1}
         values["share"] = percent(shown.share) if shown.share > 1e-4 else number(shown.share, 2)
         if not _large(shown):
             return WORDS.say("fair", **values)
         bounded = shown.length < (shown.eps if shown.way.startswith("max") else shown.eps**0.5)
-        return WORDS.say("bounded" if bounded else "large", end=number(1 / shown.factor, 2), **values)
+        return WORDS.say("bounded" if bounded else "large", end=1 / shown.factor, **values)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         arrives, leaves = _sizes(shown)
         t = cell.column
-        return WORDS.say("cell", t=t, arrives=number(arrives[t], 3), leaves=number(leaves[t], 3))
+        return WORDS.say("cell", t=t, arrives=arrives[t], leaves=leaves[t])
 
 
 def _sizes(shown: Shown) -> tuple[np.ndarray, np.ndarray]:

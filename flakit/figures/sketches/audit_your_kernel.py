@@ -10,6 +10,7 @@ from ...language import Words
 from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..marks import Bars
 from .shared import listed, pointable, verb
 
@@ -51,8 +52,8 @@ class BudgetShown:
         return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
 
 
-class Budget:
-    """Bars over a logarithmic axis, a mark of its own at what each is allowed. width: inches."""
+class Budget(Drawing):
+    """Bars over a logarithmic axis, a mark of its own at what each is allowed."""
 
     def __init__(self, width: float):
         height, words = 2.6, WORDS["budget"]

@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..maps import ITSELF, Map, Maps, signed
 from ..marks import whole_ticks
 from .shared import pointable
@@ -57,8 +58,8 @@ class PassingShown:
         return t * (len(self.pairs) - 1 - t)
 
 
-class Passing:
-    """All pairs of a chunk, those that pass one token in a frame, and each token's sum of them. width: inches."""
+class Passing(Drawing):
+    """All pairs of a chunk, those that pass one token in a frame, and each token's sum of them."""
 
     def __init__(self, width: float):
         words, side, left = WORDS["passing"], 1.98, 0.62

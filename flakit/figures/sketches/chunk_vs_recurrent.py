@@ -10,6 +10,7 @@ from ...numerics.errors import Errors
 from ...numerics.words import error, number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from ..marks import Bars, Over, Ring
 from .shared import percent
@@ -29,7 +30,8 @@ WORDS = Words() | {
         "The chunk form is off by {chunk} of the true values, the recurrent form by {recurrent}.",
         "names": {24: ", as in float32", 11: ", as in float16", 8: ", as in bfloat16"},
         "none": "none",
-        "arithmetic": "token {t}: true {true}, chunk {chunk}, recurrent {recurrent}; a step is {step} here",
+        "arithmetic": "token {t}: true {true:.9g}, chunk {chunk:.9g}, recurrent {recurrent:.9g}; a step is {step:.3g} "
+        "here",
         "off": "{form}: |difference| / |truth| over all outputs is {off}",
     },
     "measures": {
@@ -54,12 +56,12 @@ WORDS = Words() | {
         },
         "say": "{wrong}\nRelative L2 {l2}, worst row {row}, worst element {element}; the largest error in its own "
         "units is {relative}.",
-        "cell": "token {t}, channel {c}: {got} (true: {true}), off by {off}",
-        "times": ", which is {times} of the value and {rms} of the RMS",
-        "bar": "{name}: {value}{of}",
+        "cell": "token {t}, channel {c}: {got} (true: {true}), off by {off:.3g}",
+        "times": ", which is {times:.3g} of the value and {rms:.3g} of the RMS",
+        "bar": "{name}: {value:.3g}{of}",
         "of": {
-            "difference": " in the units of the output, whose RMS is {rms}",
-            "relative": ": {got} where {true} is true",
+            "difference": " in the units of the output, whose RMS is {rms:.3g}",
+            "relative": ": {got:.3g} where {true:.3g} is true",
             "l2": ", the length of the difference divided by the length of the truth",
             "row": ", the relative L2 of token {t} alone",
             "element": ", the largest difference divided by the RMS",
@@ -74,10 +76,10 @@ WORDS = Words() | {
         "law": "law $e^{t w}$",
         "same": "as in the beginning",
         "shrinks": "With w = {w} the difference shrinks: after {T} tokens {left} of it is left.",
-        "stays": "With w = 0 nothing is forgotten, and the difference stays as it was: after {T} tokens it is {left} "
-        "times what it was.",
+        "stays": "With w = 0 nothing is forgotten, and the difference stays as it was: after {T} tokens it is "
+        "{left:.3g} times what it was.",
         "grows": "With w = +{w}, which is no decay and which no operator accepts, the difference grows: after {T} "
-        "tokens it is {left} times what it was.",
+        "tokens it is {left:.3g} times what it was.",
         "arithmetic": "after {n} tokens: {left} of the difference (law: e^({n} · {w}) = {law})",
     },
 }
@@ -99,8 +101,8 @@ class TwoFormsShown:
     """The relative L2 error of all outputs by form."""
 
 
-class TwoForms:
-    """Where both forms land beside the true value, in steps of the format they are stored in. width: inches."""
+class TwoForms(Drawing):
+    """Where both forms land beside the true value, in steps of the format they are stored in."""
 
     _MOST = 4.0  # steps that are shown
     _LOW, _HIGH = -9, 0  # powers of ten of an error
@@ -178,9 +180,8 @@ class TwoForms:
             form = list(self._LOOKS)[cell.row]
             return words.say("off", form=words[form], off=error(shown.off[form]))
         t = cell.column
-        true, chunk, recurrent = (number(float(x[t]), 9) for x in (shown.true, shown.chunk, shown.recurrent))
-        step = number(float(shown.step[t]), 3)
-        return words.say("arithmetic", t=t, true=true, chunk=chunk, recurrent=recurrent, step=step)
+        numbers = {name: getattr(shown, name)[t] for name in ("true", "chunk", "recurrent", "step")}
+        return words.say("arithmetic", t=t, **numbers)
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,8 @@ class MeasuresShown:
     errors: Errors
 
 
-class Measures:
-    """Where an output is wrong, and what five measures say of it. width: inches."""
+class Measures(Drawing):
+    """Where an output is wrong, and what five measures say of it."""
 
     _LOW, _HIGH = -4, 5  # powers of ten
 
@@ -255,21 +256,20 @@ class Measures:
         if cell.map == "map":
             t, c = cell.column, cell.row
             off = float(difference[t, c])
-            said = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=number(off, 3))
-            times, rms = number(off / abs(float(shown.true[t, c])), 3), number(off / _rms(shown.true), 3)
-            return said + words.say("times", times=times, rms=rms)
+            said = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
+            return said + words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
         name = list(words["names"])[cell.row]
         at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
         rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
         of = words.say(
             "of",
             name,
-            rms=number(_rms(shown.true), 3),
-            got=number(float(shown.got[at]), 3),
-            true=number(float(shown.true[at]), 3),
+            rms=_rms(shown.true),
+            got=shown.got[at],
+            true=shown.true[at],
             t=int(rows.argmax()),
         )
-        return words.say("bar", name=words["names"][name], value=number(self._found(shown)[name], 3), of=of)
+        return words.say("bar", name=words["names"][name], value=self._found(shown)[name], of=of)
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class AmplifiedShown:
     law: np.ndarray
 
 
-class Amplified:
-    """What becomes of a difference between two states. width: inches."""
+class Amplified(Drawing):
+    """What becomes of a difference between two states."""
 
     _LOW, _HIGH = -10, 4  # powers of ten
 
@@ -315,13 +315,13 @@ class Amplified:
     def say(self, shown: AmplifiedShown) -> str:
         words, left = WORDS["amplified"], float(shown.measured[-1])
         which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
-        said = (percent(left) if left > 1e-4 else number(left, 2)) if which == "shrinks" else number(left, 3)
-        return words.say(which, w=shown.w, T=len(shown.measured), left=said)
+        if which == "shrinks":
+            left = percent(left) if left > 1e-4 else number(left, 2)
+        return words.say(which, w=shown.w, T=len(shown.measured), left=left)
 
     def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
         n = cell.column + 1
-        measured, law = (number(float(x[n - 1])) for x in (shown.measured, shown.law))
-        return WORDS.say("amplified", "arithmetic", n=n, w=shown.w, left=measured, law=law)
+        return WORDS.say("amplified", "arithmetic", n=n, w=shown.w, left=shown.measured[n - 1], law=shown.law[n - 1])
 
 
 def _short(x: float) -> str:

@@ -9,6 +9,7 @@ from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from ..marks import Marked, whole_ticks
 from ..strip import Strip
@@ -37,9 +38,9 @@ WORDS = Words() | {
         "state.",
         "whole": "All tokens are one chunk: {steps}. All {intra} pairs are computed inside it, and no state is needed.",
         "cell": {
-            "intra": "token {i} reads token {j} inside their chunk; {weight} of it is left at w = {w}",
-            "inter": "token {j} is in the state that enters at token {first}, and token {i} reads it there; {weight} "
-            "of it is left at w = {w}",
+            "intra": "token {i} reads token {j} inside their chunk; {weight:.3g} of it is left at w = {w}",
+            "inter": "token {j} is in the state that enters at token {first}, and token {i} reads it there; "
+            "{weight:.3g} of it is left at w = {w}",
             "itself": "token {i} sees itself through the bonus u",
             "future": "token {i} comes before token {j} and does not see it",
         },
@@ -58,12 +59,12 @@ WORDS = Words() | {
         "reads": "token i, which reads",
         "wrote": "token j, which wrote",
         "say": "The anchor lies {where}. The largest factor of a reader is {reader}, that of a key {key}. "
-        "The largest weight that they make is {weight}.",
+        "The largest weight that they make is {weight:.3g}.",
         "start": "before token 0, at the start of the chunk (n = ge_0 = 0)",
         "end": "after token {before}, at the end of the chunk (n = gi_{before})",
         "at": "before token {anchor} (n = ge_{anchor} = gi_{before})",
         "factors": "token {n}: as a reader e^{read}, as a key e^{key}",
-        "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made} (true: {true})",
+        "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made:.3g} (true: {true:.3g})",
         "future": "token {i} comes before token {j} and does not see it",
         "itself": "token {i} itself: the bonus u, without a decay",
     },
@@ -84,8 +85,8 @@ WORDS = Words() | {
         "some": "{products} {pairs} pairs; the other {single} are computed one by one.",
         "large": "The largest factor is {largest}, though no weight is larger than 1.",
         "small": "No factor is larger than 1.",
-        "pair": "token {i} reads token {j} by product {n}: e^{read} · e^{key} = {made}",
-        "alone": "token {i} reads token {j}, computed by itself: e^{read} = {made}",
+        "pair": "token {i} reads token {j} by product {n}: e^{read} · e^{key} = {made:.3g}",
+        "alone": "token {i} reads token {j}, computed by itself: e^{read} = {made:.3g}",
         "future": "token {i} comes before token {j} and does not see it",
         "itself": "token {i} itself: the bonus u, without a decay",
         "bar": "product {n}, {pairs} pairs: readers up to e^{read}, keys up to e^{key}",
@@ -107,8 +108,8 @@ class ChunksShown:
     w: float
 
 
-class Chunks:
-    """Every pair of tokens by the way in which one reaches the other, and what a chunk costs. width: inches."""
+class Chunks(Drawing):
+    """Every pair of tokens by the way in which one reaches the other, and what a chunk costs."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["chunks"], 2.8, 2.15
@@ -167,17 +168,16 @@ class Chunks:
     def say(self, shown: ChunksShown) -> str:
         words, counts = WORDS["chunks"], _counts(shown)
         one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
-        steps = words["one step" if counts["steps"] == 1 else "more steps"].format(**counts)
-        return words[one].format(chunks=words["chunks of"].format(chunk=shown.chunk), **counts | {"steps": steps})
+        steps = words.say("one step" if counts["steps"] == 1 else "more steps", **counts)
+        return words.say(one, chunks=words.say("chunks of", chunk=shown.chunk), **counts | {"steps": steps})
 
     def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
         words, counts, T = WORDS["chunks"], _counts(shown), len(shown.kinds)
         if cell.map in words["bar"]:
-            return words["bar"][cell.map].format(T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
+            return words.say("bar", cell.map, T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
         i, j = cell.row, cell.column
-        first, weight = i - i % shown.chunk, number(float(shown.weights[i, j]), 3)
-        said = words["cell"][KINDS[shown.kinds[i, j]]]
-        return said.format(i=i, j=j, first=first, weight=weight, w=number(shown.w))
+        first, weight = i - i % shown.chunk, shown.weights[i, j]
+        return words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=shown.w)
 
 
 def _counts(shown: ChunksShown) -> dict[str, int]:
@@ -198,8 +198,8 @@ class SplitShown:
     made: np.ndarray
 
 
-class Split:
-    """Two exponents over the tokens, which an anchor moves, and the weights, which it does not. width: inches."""
+class Split(Drawing):
+    """Two exponents over the tokens, which an anchor moves, and the weights, which it does not."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["split"], 2.8, 2.02
@@ -233,7 +233,7 @@ class Split:
             largest = C * -shown.w
             with style.context():
                 self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
-                self._ax.set_ylabel(WORDS["split"]["exponents"].format(w=number(shown.w)), labelpad=1)
+                self._ax.set_ylabel(WORDS.say("split", "exponents", w=shown.w), labelpad=1)
                 self._map.colours.set_clim(-largest, 0)
                 pointable(self.canvas, "tokens", self._ax, 1, C)
             self._first = False
@@ -251,21 +251,19 @@ class Split:
         words, C = WORDS["split"], len(shown.read)
         where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
-        weight = number(float(np.tril(shown.made, -1).max()), 3)
-        return words["say"].format(
-            where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
+        weight = np.tril(shown.made, -1).max()
+        return words.say(
+            "say", where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
         )
 
     def arithmetic(self, shown: SplitShown, cell: Cell) -> str:
         words, i, j = WORDS["split"], cell.row, cell.column
         if cell.map == "tokens":
-            return words["factors"].format(n=j, read=number(float(shown.read[j])), key=number(float(shown.key[j])))
+            return words.say("factors", n=j, read=shown.read[j], key=shown.key[j])
         if i <= j:
-            return words["itself" if i == j else "future"].format(i=i, j=j)
+            return words.say("itself" if i == j else "future", i=i, j=j)
         read, key = float(shown.read[i]), float(shown.key[j])
-        true = number(float(np.exp(read + key)), 3)
-        made = number(float(shown.made[i, j]), 3)
-        return words["pair"].format(i=i, j=j, read=number(read), key=number(key), made=made, true=true)
+        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
 
 
 @dataclass(frozen=True)
@@ -281,8 +279,8 @@ class WaysShown:
     key: np.ndarray
 
 
-class Ways:
-    """Which product makes which pair of a chunk, and how large the factors of each get. width: inches."""
+class Ways(Drawing):
+    """Which product makes which pair of a chunk, and how large the factors of each get."""
 
     _most = 4  # products
 
@@ -311,7 +309,7 @@ class Ways:
             with style.context():
                 self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
                 reach = C / 2 * -shown.w
-                self._ax.set(xlim=(0, 1.12 * reach), xlabel=words["largest"].format(w=number(shown.w)))
+                self._ax.set(xlim=(0, 1.12 * reach), xlabel=words.say("largest", w=shown.w))
                 for text in self._names:
                     text.set_x(-0.02 * reach)
         past = _past(shown)
@@ -330,8 +328,8 @@ class Ways:
                 number_, _, read, key = rows[n]
                 largest = 0.0 if number_ == 0 else max(read, key)
                 bar.set_width(largest)
-                name.set_text(words["product"].format(n=number_) if number_ else words["single"])
-                said = words["factor"].format(exponent=number(largest)) + (" = 1" if largest == 0 else "")
+                name.set_text(words.say("product", n=number_) if number_ else words["single"])
+                said = words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
                 value.set(text=said if number_ else words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
 
     def say(self, shown: WaysShown) -> str:
@@ -339,10 +337,10 @@ class Ways:
         products = [row for row in rows if row[0]]
         pairs, single = (sum(row[1] for row in rows if bool(row[0]) == made) for made in (True, False))
         largest = max(max(read, key) for _, _, read, key in products)
-        first = words["some" if single else "all"].format(
-            products=words["products"][len(products)], pairs=pairs, single=single
+        first = words.say(
+            "some" if single else "all", products=words["products"][len(products)], pairs=pairs, single=single
         )
-        return f"{first} {words['large' if largest > 0 else 'small'].format(largest=_power(largest))}"
+        return f"{first} {words.say('large' if largest > 0 else 'small', largest=_power(largest))}"
 
     def arithmetic(self, shown: WaysShown, cell: Cell) -> str:
         words, i, j = WORDS["ways"], cell.row, cell.column
@@ -351,13 +349,13 @@ class Ways:
             if cell.row >= len(rows):
                 return self.say(shown)
             n, pairs, read, key = rows[cell.row]
-            return words["bar" if n else "row"].format(n=n, pairs=pairs, read=number(read), key=number(key))
+            return words.say("bar" if n else "row", n=n, pairs=pairs, read=read, key=key)
         if i <= j:
-            return words["itself" if i == j else "future"].format(i=i, j=j)
+            return words.say("itself" if i == j else "future", i=i, j=j)
         n = int(shown.product[i, j])
         read, key = float(shown.read[i, j]), float(shown.key[i, j])
-        made = number(float(np.exp(read) * np.exp(key)), 3)
-        return words["pair" if n else "alone"].format(i=i, j=j, n=n, read=number(read), key=number(key), made=made)
+        made = np.exp(read) * np.exp(key)
+        return words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=made)
 
 
 def _past(shown: WaysShown) -> np.ndarray:
@@ -382,4 +380,4 @@ def _power(exponent: float) -> str:
     ('e^64 = 6.2e+27', 'e^8 = 2,981', 'e^0 = 1')
     """
     value = float(np.exp(np.float64(exponent)))
-    return f"e^{number(float(exponent))} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"
+    return f"e^{number(exponent)} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"

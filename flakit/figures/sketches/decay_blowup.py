@@ -10,6 +10,7 @@ from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from ..marks import Marked
 from .shared import listed
@@ -20,9 +21,9 @@ WORDS = Words() | {
         "left, where it is an ordinary number, and where it is infinite; a line at the chosen exponent",
         "x": "exponent x",
         "kinds": ("becomes 0", "few digits left", "an ordinary number", "inf"),
-        "say": "e^{x} is {true}. What the formats hold of it: {held}.",
-        "held": "{format} {value}",
-        "arithmetic": "{format}: e^{x} = {value} (true: {true})",
+        "say": "e^{x} is {true:.3g}. What the formats hold of it: {held}.",
+        "held": "{format} {value:.3g}",
+        "arithmetic": "{format}: e^{x} = {value:.3g} (true: {true:.3g})",
     },
     "counting": {
         "alt": "The 16 tokens of a block in a row, with the anchor and the token whose factor is largest; the tokens "
@@ -71,8 +72,8 @@ class EndsShown:
     """Below this a number has fewer digits than the format's others."""
 
 
-class Ends:
-    """A strip for each format, from e^-120 to e^120, and a line at one exponent. width: inches."""
+class Ends(Drawing):
+    """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
 
     _colours = {"few": 0.55, "cmap": "Blues"}
 
@@ -128,18 +129,18 @@ class Ends:
 
     def say(self, shown: EndsShown) -> str:
         words = WORDS["ends"]
-        held = [words["held"].format(format=name, value=number(x, 3)) for name, x in shown.values.items()]
-        return words["say"].format(
-            x=number(shown.exponent), true=number(float(np.exp(shown.exponent)), 3), held=", ".join(held)
-        )
+        held = [words.say("held", format=name, value=x) for name, x in shown.values.items()]
+        return words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
 
     def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
         name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
-        return WORDS["ends"]["arithmetic"].format(
+        return WORDS.say(
+            "ends",
+            "arithmetic",
             format=name,
-            x=number(x),
-            value=number(float(shown.held[name][cell.column]), 3),
-            true=number(float(np.exp(x)), 3),
+            x=x,
+            value=shown.held[name][cell.column],
+            true=np.exp(x),
         )
 
 
@@ -156,8 +157,8 @@ class CountingShown:
     tokens: np.ndarray
 
 
-class Counting:
-    """A row of tokens to be counted. width: inches."""
+class Counting(Drawing):
+    """A row of tokens to be counted."""
 
     def __init__(self, width: float):
         words, height = WORDS["counting"], 1.4
@@ -193,13 +194,13 @@ class Counting:
     def say(self, shown: CountingShown) -> str:
         words, C, a = WORDS["counting"], len(shown.tokens), shown.anchor
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
-        place = words["start" if a == 0 else "end" if a == C else "inside"].format(anchor=a, before=a - 1)
-        return words["say"].format(
-            anchor=place, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+        place = words.say("start" if a == 0 else "end" if a == C else "inside", anchor=a, before=a - 1)
+        return words.say(
+            "say", anchor=place, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
 
     def arithmetic(self, shown: CountingShown, cell: Cell) -> str:
-        return WORDS["counting"]["in" if shown.tokens[cell.column] else "out"].format(t=cell.column)
+        return WORDS.say("counting", "in" if shown.tokens[cell.column] else "out", t=cell.column)
 
 
 def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -226,8 +227,8 @@ class FatalShown:
         return np.any(list(self.lost.values()), axis=0)
 
 
-class Fatal:
-    """A map of the positions at which one strong decay breaks a chunk, a strip for each of two. width: inches."""
+class Fatal(Drawing):
+    """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
 
     _few = 8
     """Up to so many fatal positions get an arrow each."""
@@ -255,7 +256,7 @@ class Fatal:
         if not self._drawn:
             self._drawn = True
             for n, strip in enumerate(self._strips):
-                strip.ax.set_yticks([0], [WORDS["fatal"]["chunk"].format(first=n * C, last=(n + 1) * C - 1)])
+                strip.ax.set_yticks([0], [WORDS.say("fatal", "chunk", first=n * C, last=(n + 1) * C - 1)])
                 strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
                 self._blocks[n].set_data(*_upright(starts[1:]))
         few = shown.fatal.sum() <= self._few
@@ -267,15 +268,15 @@ class Fatal:
     def say(self, shown: FatalShown) -> str:
         words, where = WORDS["fatal"], [str(t) for t in np.flatnonzero(shown.fatal)]
         a = shown.anchor
-        place = words["anchor"].get(a) or words["inside" if a > 0 else "before"].format(n=abs(a))
-        said = {"anchor": place, "w": number(shown.w), "T": len(shown.fatal), "n": len(where)}
+        place = words["anchor"].get(a) or words.say("inside" if a > 0 else "before", n=abs(a))
+        said = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
         if not where:
-            return words["none"].format(**said)
+            return words.say("none", **said)
         if len(where) > 12:
-            listing = words["more"].format(first=", ".join(where[:10]), n=len(where) - 10)
+            listing = words.say("more", first=", ".join(where[:10]), n=len(where) - 10)
         else:
             listing = listed(where)
-        return words["say"].format(where=listing, lost=listed(self._lost(shown, shown.fatal)), **said)
+        return words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **said)
 
     @staticmethod
     def _lost(shown: FatalShown, at: np.ndarray | int) -> list[str]:
@@ -284,4 +285,4 @@ class Fatal:
     def arithmetic(self, shown: FatalShown, cell: Cell) -> str:
         t = int(cell.map.split()[-1]) * shown.chunk + cell.column
         lost = self._lost(shown, t)
-        return WORDS["fatal"]["broken" if lost else "fine"].format(w=number(shown.w), t=t, lost=listed(lost))
+        return WORDS.say("fatal", "broken" if lost else "fine", w=shown.w, t=t, lost=listed(lost))

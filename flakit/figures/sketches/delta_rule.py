@@ -7,6 +7,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..maps import Map, Maps, signed
 from .shared import percent, pointable, short
 
@@ -54,8 +55,8 @@ class EditingShown:
     now: np.ndarray
 
 
-class Editing:
-    """The four tables of one edit, each number in its cell. width: inches."""
+class Editing(Drawing):
+    """The four tables of one edit, each number in its cell."""
 
     _largest = 2.6  # of the colours: above every number, so that black digits can be read on all of them
 
@@ -111,8 +112,8 @@ class RevisionsShown:
     counts: np.ndarray
 
 
-class Revisions:
-    """A bar for each token that said something under the same key. width: inches."""
+class Revisions(Drawing):
+    """A bar for each token that said something under the same key."""
 
     def __init__(self, width: float):
         words, height = WORDS["revisions"], 2.2

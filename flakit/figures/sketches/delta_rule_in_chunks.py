@@ -7,6 +7,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..maps import FUTURE, ITSELF, Map, Maps, signed
 from .shared import short
 
@@ -42,8 +43,8 @@ class ChainedShown:
     halves: bool = False
 
 
-class Chained:
-    """The matrix of a chunk's edits beside its inverse. width: inches."""
+class Chained(Drawing):
+    """The matrix of a chunk's edits beside its inverse."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["chained"], 2.7, 1.95

@@ -9,6 +9,7 @@ from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..marks import Bars
 from ..strip import Strip
 from .shared import percent, pointable, short
@@ -45,8 +46,8 @@ WORDS = Words() | {
         "left": "what is left in the slot",
         "x": "more tokens read",
         "half": "half is left",
-        "say": "f = {f}: g = {g}. A slot keeps {one} of itself at every token; {half}.",
-        "half-life": "half is left after {half} tokens",
+        "say": "f = {f}: g = {g:.3g}. A slot keeps {one} of itself at every token; {half}.",
+        "half-life": "half is left after {half:.3g} tokens",
         "quick": "less than half is left after one",
         "arithmetic": "after {n} more: e^({n} · {g}) = {left}",
         "gate": "f = {f}: logsigmoid(f) / 8 = {g}",
@@ -74,8 +75,8 @@ class SlotsShown:
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
-class Slots:
-    """What slots hold, and what a query reads of it beside softmax attention. width: inches."""
+class Slots(Drawing):
+    """What slots hold, and what a query reads of it beside softmax attention."""
 
     _most = 1.0  # of a weight
 
@@ -159,8 +160,8 @@ class SlotGateShown:
     gates: np.ndarray
 
 
-class SlotGate:
-    """The gate over f, and how fast a slot fades by it. width: inches."""
+class SlotGate(Drawing):
+    """The gate over f, and how fast a slot fades by it."""
 
     def __init__(self, width: float):
         words, height, left, gap = WORDS["slot_gate"], 2.4, 0.6, 0.7
@@ -198,9 +199,9 @@ class SlotGate:
         return words.say(
             "say",
             f=shown.f,
-            g=number(shown.g, 3),
+            g=shown.g,
             one=percent(float(shown.left[0])),
-            half=words.say("half-life", half=number(half, 3)) if half >= 1 else words["quick"],
+            half=words.say("half-life", half=half) if half >= 1 else words["quick"],
         )
 
     def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..maps import Map, Maps, powers, signed
 from .shared import listed, percent
 
@@ -46,8 +47,8 @@ class OneColumnShown:
     lost: Mapping[str, float]
 
 
-class OneColumn:
-    """One infinite column, and the gradient that it costs. width: inches."""
+class OneColumn(Drawing):
+    """One infinite column, and the gradient that it costs."""
 
     def __init__(self, width: float):
         words, left, down = WORDS["one_column"], 0.62, 0.85

@@ -8,6 +8,7 @@ from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from ..marks import whole_ticks
 from .shared import percent, pointable
@@ -82,8 +83,8 @@ class RanksShown:
         return self.walks * self.each
 
 
-class Ranks:
-    """What enters each rank, and what a rank walks through, sends and holds. width: inches."""
+class Ranks(Drawing):
+    """What enters each rank, and what a rank walks through, sends and holds."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["ranks"], 2.9, 2.2
@@ -142,15 +143,15 @@ class Ranks:
             which = "nothing" if cell.map == "sends" and shown.ranks == 1 else cell.map
             said = {"all": f"{shown.tokens:,}", "ranks": shown.ranks, "tokens": f"{shown.walks:,}", "each": shown.each}
             said |= {"written": size(shown.written), "transition": size(shown.transition)}
-            return words["bar"][which].format(**said)
+            return words.say("bar", which, **said)
         if row <= column:
             which = "later" if row < column else "own" if row else "first"
-            return words["cell"][which].format(row=row, column=column)
+            return words.say("cell", which, row=row, column=column)
         if row == column + 1:
-            return words["cell"]["next"].format(row=row, column=column)
+            return words.say("cell", "next", row=row, column=column)
         between = words.say("between" if row == column + 2 else "between many", first=column + 1, last=row - 1)
         share = percent(float(shown.left[row, column]))
-        return words["cell"]["through"].format(row=row, column=column, between=between, share=share)
+        return words.say("cell", "through", row=row, column=column, between=between, share=share)
 
 
 def size(count: float) -> str:

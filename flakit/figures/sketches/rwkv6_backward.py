@@ -9,9 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from ...language import Words
-from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from .shared import listed, percent, pointable, short
 
@@ -47,8 +47,8 @@ WORDS = Words() | {
         "end": "too large for float32, which ends at $10^{{{end:.1f}}}$",
         "names": {"S": "$S_t$, going forward", "D": "$D_t$, coming back", "dw": r"$dw_t$, made of both"},
         "true": "beyond float32",
-        "step": "With w = {w} every token multiplies the rows by {factor}.",
-        "fine": "Everything is finite; the largest number is {largest}.",
+        "step": "With w = {w} every token multiplies the rows by {factor:.3g}.",
+        "fine": "Everything is finite; the largest number is {largest:.2g}.",
         "lost": "{S} {D} Of dw, {dw}.",
         "S lost": "S is not finite from token {t} on.",
         "S kept": "S is finite throughout.",
@@ -58,8 +58,8 @@ WORDS = Words() | {
         "dw all": "all tokens are finite",
         "dw some": "{n} of {T} tokens are finite",
         "token": "token {t}: the largest number is {sizes}",
-        "size": "{size} in {name}",
-        "beyond": "{size} in {name} (not finite in float32)",
+        "size": "{size:.2g} in {name}",
+        "beyond": "{size:.2g} in {name} (not finite in float32)",
     },
 }
 
@@ -94,8 +94,8 @@ class WalkShown:
         return self.step >= (t if name == "S" else 2 * len(self.states) - 1 - t)
 
 
-class Walk:
-    """S from left to right, then D from right to left. width: inches."""
+class Walk(Drawing):
+    """S from left to right, then D from right to left."""
 
     def __init__(self, width: float):
         self.canvas, self._width, self._height = Canvas(width, 2.72), width, 2.72
@@ -116,14 +116,14 @@ class Walk:
                     ax.set_title(f"${name}_{t}$", loc="center", pad=3)
                     ax.set(xticks=[], yticks=[])
                     if t == 0:
-                        ax.set_yticks(range(len(shown.w[0])), [words["decay"].format(w=short(w)) for w in shown.w[0]])
+                        ax.set_yticks(range(len(shown.w[0])), [words.say("decay", w=short(w)) for w in shown.w[0]])
                         ax.tick_params(axis="y", length=0, pad=2)
                     heat = HeatMap(
                         self.canvas, ax, cmap=style.SIGNED, vmin=-limits[name], vmax=limits[name], name=f"{name} {t}"
                     )
                     self._maps[name].append(heat)
-            marks = (("S", shown.writes, words["writes"].format(t=shown.writes)),)
-            marks += (("D", shown.reads - 1, words["reads"].format(t=shown.reads, before=shown.reads - 1)),)
+            marks = (("S", shown.writes, words.say("writes", t=shown.writes)),)
+            marks += (("D", shown.reads - 1, words.say("reads", t=shown.reads, before=shown.reads - 1)),)
             for name, t, text in marks:
                 ax = self._maps[name][t].ax
                 ax.text(0.5, -0.06, text, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
@@ -152,13 +152,13 @@ class Walk:
         first = shown.writes if name == "S" else shown.reads - 1
         far = t - first if name == "S" else first - t
         if name == "D" and t == len(values) - 1:
-            return words["D last"].format(t=t)
+            return words.say("D last", t=t)
         if far < 0:
-            return words[f"{name} empty"].format(t=t)
+            return words.say(f"{name} empty", t=t)
         if far == 0:
-            return words[f"{name} first"].format(t=t, next=t + 1)
+            return words.say(f"{name} first", t=t, next=t + 1)
         left = np.abs(values[t]).max(1) / np.abs(values[first]).max(1)
-        return words[f"{name} fades"].format(t=t, first=first, shares=listed([percent(float(x)) for x in left]))
+        return words.say(f"{name} fades", t=t, first=first, shares=listed([percent(float(x)) for x in left]))
 
     def arithmetic(self, shown: WalkShown, cell: Cell) -> str:
         words, (name, t) = WORDS["walking_back"], cell.map.split()
@@ -166,14 +166,14 @@ class Walk:
         values = self._arrays(shown)[name][:, row, column]
         at = {"t": t, "row": row, "column": column, "value": short(values[t])}
         if not shown.there(name, t):
-            return words["not yet"].format(name=name, t=t)
+            return words.say("not yet", name=name, t=t)
         if name == "S":
             at |= {"k": short(shown.k[t, row]), "v": short(shown.v[t, column]), "w": short(shown.w[t, row])}
-            return words["S sum" if t else "S begin"].format(before=t - 1, old=short(values[t - 1]), **at)
+            return words.say("S sum" if t else "S begin", before=t - 1, old=short(values[t - 1]), **at)
         if t == len(values) - 1:
-            return words["D begin"].format(**at)
+            return words.say("D begin", **at)
         at |= {"r": short(shown.r[t + 1, row]), "do": short(shown.do[t + 1, column]), "w": short(shown.w[t + 1, row])}
-        return words["D sum"].format(after=t + 1, old=short(values[t + 1]), **at)
+        return words.say("D sum", after=t + 1, old=short(values[t + 1]), **at)
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class GrowthShown:
     end: float
 
 
-class Growth:
-    """How large S, D and dw become along the tokens, against the end of float32. width: inches."""
+class Growth(Drawing):
+    """How large S, D and dw become along the tokens, against the end of float32."""
 
     _low, _high = -4.0, 78.0  # of log10: what w = 0.8 makes in 192 tokens is 10^67
     _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
@@ -231,7 +231,7 @@ class Growth:
         if "tokens" not in self.canvas.maps:
             self._ax.set_xlim(-0.5, T - 0.5)
             self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
-            self._end.set_text(WORDS["growth"]["end"].format(end=shown.end))
+            self._end.set_text(WORDS.say("growth", "end", end=shown.end))
             pointable(self.canvas, "tokens", self._ax, 1, T)
             self.canvas.stale()
         for name, (thin, bold) in self._lines.items():
@@ -243,20 +243,19 @@ class Growth:
 
     def say(self, shown: GrowthShown) -> str:
         words, T = WORDS["growth"], len(shown.sizes["S"])
-        began = words["step"].format(w=number(shown.w), factor=number(math.exp(shown.w), 3))
+        began = words.say("step", w=shown.w, factor=math.exp(shown.w))
         if all(finite.all() for finite in shown.finite.values()):
             largest = max(float(size.max()) for size in shown.sizes.values())
-            return f"{began} {words['fine'].format(largest=number(largest, 2))}"
+            return f"{began} {words.say('fine', largest=largest)}"
         lost = {name: np.flatnonzero(~finite) for name, finite in shown.finite.items()}
         S, D = (words[f"{name} {'lost' if len(lost[name]) else 'kept'}"] for name in ("S", "D"))
         left = T - len(lost["dw"])
-        dw = words["dw none" if left == 0 else "dw all" if left == T else "dw some"].format(n=left, T=T)
+        dw = words.say("dw none" if left == 0 else "dw all" if left == T else "dw some", n=left, T=T)
         S, D = S.format(t=min(lost["S"], default=0)), D.format(t=max(lost["D"], default=0))
-        return f"{began} {words['lost'].format(S=S, D=D, dw=dw)}"
+        return f"{began} {words.say('lost', S=S, D=D, dw=dw)}"
 
     def arithmetic(self, shown: GrowthShown, cell: Cell) -> str:
         words, t, said = WORDS["growth"], cell.column, []
         for name, sizes in shown.sizes.items():
-            form = words["size" if shown.finite[name][t] else "beyond"]
-            said.append(form.format(size=number(float(sizes[t]), 2), name=name))
-        return words["token"].format(t=t, sizes=listed(said))
+            said.append(words.say("size" if shown.finite[name][t] else "beyond", size=sizes[t], name=name))
+        return words.say("token", t=t, sizes=listed(said))

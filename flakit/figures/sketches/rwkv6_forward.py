@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language import Words
-from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from .shared import listed, percent, pointable, short
 
 WORDS = Words() | {
@@ -32,7 +32,7 @@ WORDS = Words() | {
         "y": "what is left",
         "half": "half is left",
         "none": "With w = 0 nothing fades: after {last} more tokens all of it is left.",
-        "half-life": "With w = {w}, {one} is left after one more token. Half is left after {half} tokens.",
+        "half-life": "With w = {w}, {one} is left after one more token. Half is left after {half:.3g} tokens.",
         "quick": "With w = {w}, {one} is left after one more token: less than half.",
         "lost": "With w = -inf nothing is left after one more token.",
         "arithmetic": "after {n} more: e^({n} · {w}) = {left}",
@@ -51,8 +51,8 @@ class ReadingShown:
     output: np.ndarray
 
 
-class Reading:
-    """A few tokens with two channels: arrows, products, output. width: inches."""
+class Reading(Drawing):
+    """A few tokens with two channels: arrows, products, output."""
 
     _reach = {"scores": 2.6, "output": 7.0}  # of the axes; the lesson's numbers go to 1.4 and 3.6
 
@@ -97,8 +97,8 @@ class Reading:
                 ax.text(0, 0, words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
             )
             rows = {
-                "scores": [words["token"].format(n=n) for n in range(T)],
-                "output": [words["channel"].format(n=n) for n in (0, 1)],
+                "scores": [words.say("token", n=n) for n in range(T)],
+                "output": [words.say("channel", n=n) for n in (0, 1)],
             }
             for name, labels in rows.items():
                 ax = self._axes[name]
@@ -127,7 +127,9 @@ class Reading:
                 text.set(x=value + away, text=short(value), ha="left" if value >= 0 else "right")
 
     def say(self, shown: ReadingShown) -> str:
-        return WORDS["reading"]["say"].format(
+        return WORDS.say(
+            "reading",
+            "say",
             x=short(shown.query[0]),
             y=short(shown.query[1]),
             scores=listed([short(x) for x in shown.scores]),
@@ -139,9 +141,9 @@ class Reading:
         words, n = WORDS["reading"], cell.row
         if cell.map == "scores":
             (x, y), (k0, k1) = map(short, shown.query), map(short, shown.keys[n])
-            return words["score"].format(n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
+            return words.say("score", n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
         terms = " + ".join(f"{short(a)} · {short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
-        return words["sum"].format(n=n, terms=terms, o=short(shown.output[n]))
+        return words.say("sum", n=n, terms=terms, o=short(shown.output[n]))
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class ForgettingShown:
     left: np.ndarray
 
 
-class Forgetting:
-    """What is left of what a token wrote, by how many were read since, with the half marked. width: inches."""
+class Forgetting(Drawing):
+    """What is left of what a token wrote, by how many were read since, with the half marked."""
 
     def __init__(self, width: float):
         words, height = WORDS["forgetting"], 2.4
@@ -188,14 +190,14 @@ class Forgetting:
     def say(self, shown: ForgettingShown) -> str:
         words, half, one = WORDS["forgetting"], _half_life(shown.w), percent(float(shown.left[0]))
         if shown.w == 0:
-            return words["none"].format(last=len(shown.left))
+            return words.say("none", last=len(shown.left))
         if shown.w == -math.inf:
             return words["lost"]
-        return words["half-life" if half >= 1 else "quick"].format(w=number(shown.w), one=one, half=number(half, 3))
+        return words.say("half-life" if half >= 1 else "quick", w=shown.w, one=one, half=half)
 
     def arithmetic(self, shown: ForgettingShown, cell: Cell) -> str:
         n = cell.column + 1
-        return WORDS["forgetting"]["arithmetic"].format(n=n, w=number(shown.w), left=number(float(shown.left[n - 1])))
+        return WORDS.say("forgetting", "arithmetic", n=n, w=shown.w, left=shown.left[n - 1])
 
 
 def _half_life(w: float) -> float:

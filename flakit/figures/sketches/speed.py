@@ -9,6 +9,7 @@ from ...language import Words
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from .shared import pointable
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
@@ -26,13 +27,13 @@ WORDS = Words() | {
         "call": "this call at its floor",
         "one": "One token a sequence",
         "more": "{tokens} tokens a sequence",
-        "say": "{call}, heads of {K} channels: {intensity} operations per byte. The bytes take {moving} µs, the "
+        "say": "{call}, heads of {K} channels: {intensity:.3g} operations per byte. The bytes take {moving} µs, the "
         "operations {multiplying} µs. {limit}",
         "memory": "The floor is set by the memory.",
         "products": "The floor is set by the products.",
         "arithmetic": {
-            "moving": "{bytes} · 10⁶ bytes / {rate} · 10¹² a second = {us} µs",
-            "multiplying": "{operations} · 10⁶ operations / {rate} · 10¹² a second = {us} µs",
+            "moving": "{bytes} · 10⁶ bytes / {rate:.3g} · 10¹² a second = {us} µs",
+            "multiplying": "{operations} · 10⁶ operations / {rate:.3g} · 10¹² a second = {us} µs",
         },
     },
     "kept": {
@@ -44,10 +45,10 @@ WORDS = Words() | {
         "pairs": "pairs: multiply",
         "floor": "floor of the forward",
         "say": "A state every {chunk} tokens, {itemsize} bytes a number: {size}. Written once and read once they take "
-        "{states} ms, {times} times the forward's floor. The pairs inside chunks take {pairs} ms.",
+        "{states:.3g} ms, {times:.2g} times the forward's floor. The pairs inside chunks take {pairs:.2g} ms.",
         "every": "A state after every token, {itemsize} bytes a number: {size}. Written once and read once they take "
-        "{states} ms, {times} times the forward's floor. No pair has to be multiplied but a token with itself.",
-        "arithmetic": "C = {chunk}: states 2 · {size} / {rate} = {states} ms, pairs {pairs} ms",
+        "{states:.3g} ms, {times:.2g} times the forward's floor. No pair has to be multiplied but a token with itself.",
+        "arithmetic": "C = {chunk}: states 2 · {size} / {rate:.3g} TB/s = {states:.3g} ms, pairs {pairs:.2g} ms",
     },
 }
 
@@ -73,8 +74,8 @@ class RoofShown:
         return 1e-9 * self.bytes / self.copy_tb_s, 1e-9 * self.operations / self.tflops
 
 
-class Roof:
-    """The roof with a call under it, and both of its times. width: inches."""
+class Roof(Drawing):
+    """The roof with a call under it, and both of its times."""
 
     _ENDS = 0.2, 2000.0
 
@@ -131,7 +132,7 @@ class Roof:
             "say",
             call=words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens),
             K=shown.K,
-            intensity=number(shown.intensity, 3),
+            intensity=shown.intensity,
             moving=_us(moving),
             multiplying=_us(multiplying),
             limit=words["memory" if moving > multiplying else "products"],
@@ -141,7 +142,7 @@ class Roof:
         words, which = WORDS["roof"]["arithmetic"], ("moving", "multiplying")[cell.row]
         rate = (shown.copy_tb_s, shown.tflops)[cell.row]
         said = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
-        return words[which].format(**said, rate=number(rate, 3), us=_us(shown.ms[cell.row]))
+        return words.say(which, **said, rate=rate, us=_us(shown.ms[cell.row]))
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class KeptShown:
     copy_tb_s: float
 
 
-class Kept:
-    """Two lines over the size of a chunk, and where a chunk lies on them. width: inches."""
+class Kept(Drawing):
+    """Two lines over the size of a chunk, and where a chunk lies on them."""
 
     def __init__(self, width: float):
         height, words = 2.7, WORDS["kept"]
@@ -207,9 +208,9 @@ class Kept:
             chunk=shown.chunks[n],
             itemsize=shown.itemsize,
             size=_size(shown.bytes[n]),
-            states=number(float(shown.states[n]), 3),
-            times=number(float(shown.states[n] / shown.floor), 2),
-            pairs=number(float(shown.pairs[n]), 2),
+            states=shown.states[n],
+            times=shown.states[n] / shown.floor,
+            pairs=shown.pairs[n],
         )
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
@@ -219,9 +220,9 @@ class Kept:
             "arithmetic",
             chunk=shown.chunks[n],
             size=_size(shown.bytes[n]),
-            rate=f"{number(shown.copy_tb_s, 3)} TB/s",
-            states=number(float(shown.states[n]), 3),
-            pairs=number(float(shown.pairs[n]), 2),
+            rate=shown.copy_tb_s,
+            states=shown.states[n],
+            pairs=shown.pairs[n],
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..maps import Map, Maps, signed
 from .shared import listed, percent, verb
 
@@ -39,8 +40,8 @@ class BrokenShown:
     shares: Mapping[str, float]
 
 
-class Broken:
-    """A gradient beside its true values, and a sentence on which tensors are broken. width: inches."""
+class Broken(Drawing):
+    """A gradient beside its true values, and a sentence on which tensors are broken."""
 
     def __init__(self, width: float):
         words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2

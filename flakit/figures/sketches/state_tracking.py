@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language import Words, say
-from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..marks import Bars
 from .shared import percent, pointable, short
 
@@ -53,12 +53,12 @@ WORDS = Words() | {
         "y": "size of what is left",
         "same": "as it was",
         "turned": "turned round",
-        "say": "With w = {w} and α = {alpha}, one reading multiplies the state along κ by {factor}. After {n} readings "
-        "{left}",
-        "grown": "it is {size} times as large: it grows without end.",
+        "say": "With w = {w} and α = {alpha}, one reading multiplies the state along κ by {factor:.3g}. After {n} "
+        "readings {left}",
+        "grown": "it is {size:.3g} times as large: it grows without end.",
         "held": "it is as large as in the beginning.",
         "faded": "{size} of it is left.",
-        "arithmetic": "after {n}: ({kept} - {alpha})^{n} = {factor}^{n} = {left}",
+        "arithmetic": "after {n}: ({kept:.3g} - {alpha})^{n} = {factor:.3g}^{n} = {left:.3g}",
     },
 }
 
@@ -76,8 +76,8 @@ class SwapsShown:
     orders: np.ndarray
 
 
-class Swaps:
-    """Three things that change places, as lines. width: inches."""
+class Swaps(Drawing):
+    """Three things that change places, as lines."""
 
     def __init__(self, width: float):
         words, height = WORDS["swaps"], 2.1
@@ -141,8 +141,8 @@ class MirrorShown:
         return float(self.kappa @ self.after / (self.kappa @ self.before))
 
 
-class Mirror:
-    """What one token does to a state of two rows: a plane, and the factor along kappa. width: inches."""
+class Mirror(Drawing):
+    """What one token does to a state of two rows: a plane, and the factor along kappa."""
 
     def __init__(self, width: float):
         words, height = WORDS["mirror"], 2.9
@@ -219,8 +219,8 @@ class AgainShown:
     left: np.ndarray
 
 
-class Again:
-    """The size of what is left, reading by reading, its sign as a colour. width: inches."""
+class Again(Drawing):
+    """The size of what is left, reading by reading, its sign as a colour."""
 
     _LOW, _HIGH = 1e-4, 1e4
 
@@ -258,12 +258,12 @@ class Again:
         if abs(last - 1) < 0.02:
             left = words["held"]
         else:
-            left = words.say("grown", size=number(last, 3)) if last > 1 else words.say("faded", size=percent(last))
+            left = words.say("grown", size=last) if last > 1 else words.say("faded", size=percent(last))
         return words.say(
             "say",
             w=shown.w,
             alpha=shown.alpha,
-            factor=number(float(shown.left[0]), 3),
+            factor=shown.left[0],
             n=len(shown.left),
             left=left,
         )
@@ -274,8 +274,8 @@ class Again:
             "again",
             "arithmetic",
             n=n,
-            kept=number(float(np.exp(shown.w)), 3),
+            kept=np.exp(shown.w),
             alpha=shown.alpha,
-            factor=number(float(shown.left[0]), 3),
-            left=number(float(shown.left[n - 1]), 3),
+            factor=shown.left[0],
+            left=shown.left[n - 1],
         )

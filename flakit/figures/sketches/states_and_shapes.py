@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language import Words
-from ...numerics.words import error, number
+from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from .shared import percent, pointable
 
 WORDS = Words() | {
@@ -25,7 +26,7 @@ WORDS = Words() | {
         "{o}; dv of the first piece is off by {dv}.",
         "nothing": "{op}: the second piece begins with zeros. Its outputs are off by {o}; and dv of the first piece, "
         "of which they know nothing, is off by {dv}.",
-        "arithmetic": "{name} of token {t} is off by {off} of the tensor's typical size (root mean square)",
+        "arithmetic": "{name} of token {t} is off by {off:.2g} of the tensor's typical size (root mean square)",
     },
 }
 
@@ -52,8 +53,8 @@ class PiecesShown:
     worst: float
 
 
-class Pieces:
-    """Errors of the outputs and of a gradient along a sequence in two pieces. width: inches."""
+class Pieces(Drawing):
+    """Errors of the outputs and of a gradient along a sequence in two pieces."""
 
     def __init__(self, width: float):
         words, height, left = WORDS["pieces"], 2.95, 0.85
@@ -104,5 +105,5 @@ class Pieces:
             "arithmetic",
             name=cell.map,
             t=cell.column,
-            off=number(float(getattr(shown, cell.map)[cell.column]), 2),
+            off=getattr(shown, cell.map)[cell.column],
         )

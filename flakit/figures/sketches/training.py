@@ -9,6 +9,7 @@ from ...language import Words, say
 from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
+from ..drawing import Drawing
 from ..heatmap import HeatMap
 from ..marks import Bars
 from ..strip import Strip
@@ -23,22 +24,23 @@ WORDS = Words() | {
         "first": "first part",
         "second": "second part",
         "right": "all at once: 1/{n}",
-        "same": "Cut in the middle, both parts have {first} targets. Each counts {one}, as it does all at once.",
+        "same": "Cut in the middle, both parts have {first} targets. Each counts {one:.3g}, as it does all at once.",
         "uneven": "The first part has {first} and the second {second}. In the mean of the two means each of the first "
-        "counts {one} and each of the others {other}; all at once, each would count {right}.",
-        "arithmetic": "target {t}: 1/2 · 1/{size} = {weight}, and all at once 1/{n} = {right}",
+        "counts {one:.3g} and each of the others {other:.3g}; all at once, each would count {right:.3g}.",
+        "arithmetic": "target {t}: 1/2 · 1/{size} = {weight:.3g}, and all at once 1/{n} = {right:.3g}",
     },
     "clipping": {
         "alt": "Two tables of three parameters with three gradients each, before the norm is clipped and after",
         "before": "before",
         "after": "after",
         "parameter": "parameter {n}",
-        "finite": "The norm of all nine is {norm}. Clipping multiplies each of them by {factor}, and the norm is 1.",
+        "finite": "The norm of all nine is {norm:.3g}. Clipping multiplies each of them by {factor:.3g}, and the norm "
+        "is 1.",
         "zero": "All nine are finite, but the norm, a sum of squares, is inf. Clipping multiplies by 1 / inf = 0: all "
         "nine are lost.",
         "inf": "The norm is inf, and clipping multiplies by 1 / inf = 0: eight are lost, and inf times 0 is NaN.",
         "nan": "The norm is NaN, and clipping multiplies by 1 / NaN: one NaN has become nine.",
-        "arithmetic": "parameter {p}, element {e}: {before} becomes {after}",
+        "arithmetic": "parameter {p}, element {e}: {before:.3g} becomes {after:.3g}",
     },
     "f_proj": {
         "alt": "Left, the exponent that a faulty kernel takes, over what the gates' projection says, with the limit of "
@@ -50,11 +52,11 @@ WORDS = Words() | {
         "map": "ds by the faulty kernel",
         "token": "token",
         "slot": "slot",
-        "fine": "At f = {f} the gate is g = {g} a token. {tokens} of them add up to an exponent of {exponent}, below "
-        "{limit}: everything is finite.",
-        "lost": "At f = {f} the gate is g = {g} a token. {tokens} of them add up to an exponent of {exponent}, above "
-        "{limit}: {lost} of {all} tokens have lost their gradient. The output is {output}.",
-        "curve": "f = {f}: {tokens} · {g} = -{exponent}; e^{exponent} = {size}",
+        "fine": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
+        "below {limit}: everything is finite.",
+        "lost": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
+        "above {limit}: {lost} of {all} tokens have lost their gradient. The output is {output}.",
+        "curve": "f = {f}: {tokens} · {g:.3g} = -{exponent:.3g}; e^{exponent:.3g} = {size}",
         "element": "ds of token {t}, slot {m}: {computed} (true: {true})",
     },
 }
@@ -69,8 +71,8 @@ class MeanOfMeansShown:
     right: np.ndarray
 
 
-class MeanOfMeans:
-    """Bars: the weight of each target when parts of unlike size count alike. width: inches."""
+class MeanOfMeans(Drawing):
+    """Bars: the weight of each target when parts of unlike size count alike."""
 
     def __init__(self, width: float):
         height = 2.3
@@ -111,16 +113,16 @@ class MeanOfMeans:
         said = {
             "first": shown.cut,
             "second": n - shown.cut,
-            "one": number(float(shown.averaged[0]), 3),
-            "other": number(float(shown.averaged[-1]), 3),
-            "right": number(float(shown.right[0]), 3),
+            "one": shown.averaged[0],
+            "other": shown.averaged[-1],
+            "right": shown.right[0],
         }
         return words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **said)
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
         t, n = cell.column, len(shown.right)
         size = shown.cut if t < shown.cut else n - shown.cut
-        weight, right = (number(float(x[t]), 3) for x in (shown.averaged, shown.right))
+        weight, right = shown.averaged[t], shown.right[t]
         return WORDS.say("mean_of_means", "arithmetic", t=t, size=size, weight=weight, n=n, right=right)
 
 
@@ -133,8 +135,8 @@ class ClippingShown:
     norm: float
 
 
-class Clipping:
-    """Two tables of nine gradients, a number in each cell. width: inches."""
+class Clipping(Drawing):
+    """Two tables of nine gradients, a number in each cell."""
 
     def __init__(self, width: float):
         words, height = WORDS["clipping"], 1.9
@@ -157,7 +159,7 @@ class Clipping:
     def update(self, shown: ClippingShown) -> None:
         for name, strip in self._strips.items():
             values = np.asarray(getattr(shown, name), dtype=np.float64)
-            strip.update(values, [[number(float(x), 3) for x in row] for row in values])
+            strip.update(values, [[number(x, 3) for x in row] for row in values])
 
     def say(self, shown: ClippingShown) -> str:
         words = WORDS["clipping"]
@@ -165,10 +167,10 @@ class Clipping:
             return words["nan"]
         if math.isinf(shown.norm):
             return words["zero" if np.isfinite(shown.after).all() else "inf"]
-        return words.say("finite", norm=number(shown.norm, 3), factor=number(min(1.0, 1 / shown.norm), 3))
+        return words.say("finite", norm=shown.norm, factor=min(1.0, 1 / shown.norm))
 
     def arithmetic(self, shown: ClippingShown, cell: Cell) -> str:
-        before, after = (number(float(x[cell.row, cell.column]), 3) for x in (shown.before, shown.after))
+        before, after = (x[cell.row, cell.column] for x in (shown.before, shown.after))
         return WORDS.say("clipping", "arithmetic", p=cell.row, e=cell.column, before=before, after=after)
 
 
@@ -193,8 +195,8 @@ class FProjShown:
         return int(np.abs(self.stops - self.f).argmin())
 
 
-class FProj:
-    """The exponent over f with its limit, and the gradient that it takes along. width: inches."""
+class FProj(Drawing):
+    """The exponent over f with its limit, and the gradient that it takes along."""
 
     def __init__(self, width: float):
         words, height = WORDS["f_proj"], 2.75
@@ -239,9 +241,9 @@ class FProj:
             "f_proj",
             "lost" if bad.any() else "fine",
             f=shown.f,
-            g=number(float(shown.gates[shown.at]), 3),
+            g=shown.gates[shown.at],
             tokens=shown.tokens,
-            exponent=number(exponent, 3),
+            exponent=exponent,
             limit=f"{shown.limit:.2f}",
             lost=int(bad.sum()),
             all=len(bad),
@@ -252,8 +254,7 @@ class FProj:
         words = WORDS["f_proj"]
         if cell.map == "ds":
             m, t = cell.row, cell.column
-            computed, true = (number(float(x[t, m])) for x in (shown.computed, shown.true))
-            return words.say("element", t=t, m=m, computed=computed, true=true)
+            return words.say("element", t=t, m=m, computed=shown.computed[t, m], true=shown.true[t, m])
         n = cell.column
         exponent = float(shown.exponents[n])
         size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
@@ -262,7 +263,7 @@ class FProj:
             "curve",
             f=shown.stops[n],
             tokens=shown.tokens,
-            g=number(float(shown.gates[n]), 3),
-            exponent=number(exponent, 3),
+            g=shown.gates[n],
+            exponent=exponent,
             size=size,
         )

@@ -1,9 +1,11 @@
-"""What every sketch says of itself."""
+"""The description of a sketch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ipywidgets as widgets
+
+from ...figures.drawing import Drawing
 
 
 @dataclass(frozen=True)
@@ -12,7 +14,7 @@ class Sketch:
 
     knobs: Mapping[str, Callable[[], widgets.Widget]]  # one or two; the first is the main one and gets play
     compute: Callable
-    picture: type
+    picture: type[Drawing]
     alt: str
     presets: Mapping[str, Mapping]
     script: str

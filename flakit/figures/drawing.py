@@ -1,0 +1,36 @@
+"""The contract of a picture that belongs to a case or a sketch: drawn once, redrawn in place, put into words."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .canvas import Canvas, Cell
+
+
+class Drawing(ABC):
+    """What a panel asks of a case's or a sketch's picture.
+
+    `shown` holds the arrays of one setting: a frozen dataclass that the case's `show` or the sketch's function returns.
+    """
+
+    canvas: Canvas
+    """Made by `__init__`. The cells of its maps can be pointed at."""
+
+    @abstractmethod
+    def __init__(self, width: float):
+        """Draw, `width` inches wide, what no setting changes."""
+
+    @abstractmethod
+    def update(self, shown: Any) -> None:
+        """Redraw in place; `canvas.png()` is the picture."""
+
+    @abstractmethod
+    def say(self, shown: Any) -> str:
+        """Return what the picture shows, in sentences: a panel's readout, and the words for those who do not see it."""
+
+    @abstractmethod
+    def arithmetic(self, shown: Any, cell: Cell) -> str:
+        """Return how the number in a cell comes about, in one line."""
+
+    def beside(self, shown: Any, cell: Cell) -> list[tuple[str, int | None, int | None]]:
+        """Return the places that light up with a cell: map, row and column, None for all of them."""
+        return []
