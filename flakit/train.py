@@ -33,7 +33,7 @@ from .cases.headroom import headroom
 from .models import MIXERS, LanguageModel, accumulate, distributed, standard_library
 from .models.accumulation import micro_batches
 from .models.corpus import Corpus, text
-from .models.distributed import Ranks
+from .models.distributed import Ranks, leave
 from .models.training import adamw, bar, share_of_lr, take
 from .models.watch import Recording, watch
 from .numerics import recorded
@@ -581,4 +581,9 @@ app.command()(main)
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "RANK" not in os.environ:  # torchrun sets it
+            raise
+        leave(int(end.code or DONE))

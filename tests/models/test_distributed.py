@@ -304,6 +304,12 @@ def until(process: subprocess.Popen, folder: Path, steps: int) -> None:
 LONG = replace(SMALL, steps=40, save_every=7, watch_every=0)
 
 
+def test_a_process_leaves_with_its_output_and_its_status():
+    code = "from flakit.models.distributed import leave; print('done', end=''); leave(3)"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert (process.returncode, process.stdout) == (3, "done")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_killed_and_stopped_in_the_middle_it_goes_on_bit_for_bit(tmp_path, parallel):
