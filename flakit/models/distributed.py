@@ -122,7 +122,7 @@ class Ranks(Alone):
 def leave(status: int) -> NoReturn:
     """End this process now, with that exit status, and skip what Python does at its end.
 
-    For a process of a group, once its work is done. PyTorch's caches keep a group that FSDP2 used alive, and with it the
+    For a process of a group, once its work is done. PyTorch's caches keep a group of FSDP2's alive, and with it the
     threads of gloo. One that drops its last tensor while Python ends aborts the process, and torchrun would report a
     finished training as a failed one.
     """
