@@ -130,8 +130,8 @@ HELD = tuple(name for name, scheme in anchor.SCHEMES.items() if not scheme.dyadi
 
 
 def models() -> dict[str, nn.Module]:
-    runs = {f"run-{op}-{scheme}": Run(op, scheme) for op in OPERATORS for scheme in anchor.SCHEMES}
-    return {"sketch": Sketch(), "headroom": Headroom(), **runs, **{f"truth-{op}": Truth(op) for op in OPERATORS}}
+    runs = {f"run-{op}-{scheme}": Run(op, scheme) for op in anchor.OPERATORS for scheme in anchor.SCHEMES}
+    return {"sketch": Sketch(), "headroom": Headroom(), **runs, **{f"truth-{op}": Truth(op) for op in anchor.OPERATORS}}
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def about(megabytes: float) -> dict:
             "bound": bound_words(op),
             "scripts": explored(op),
         }
-        for op in OPERATORS
+        for op in anchor.OPERATORS
     }
     return {
         "words": WORDS | {"megabytes": round(megabytes)},
@@ -354,9 +354,9 @@ def build(folder: Path) -> str:
         return f"{', '.join(missing)} is not installed"
     if why := runtime(folder):
         return why
-    stamp, keys = folder / "exported", {op: _key(op) for op in OPERATORS}
+    stamp, keys = folder / "exported", {op: _key(op) for op in anchor.OPERATORS}
     before = json.loads(stamp.read_text()) if stamp.exists() else {}
-    changed = [op for op in OPERATORS if before.get(op) != keys[op]]
+    changed = [op for op in anchor.OPERATORS if before.get(op) != keys[op]]
     names = [name for name, model in models().items() if model.op in changed]
     if names:
         print(f"models for pages that compute: {len(names)} to export", flush=True)

@@ -17,16 +17,14 @@ from flakit.numerics.operators import OPERATORS, operator
 from flakit.numerics.work import work
 from tests.bench.metering import FakeMeter
 
-SMALL = {
-    "rwkv6": {"H": 2, "K": 16, "V": 24},
-    "rwkv7": {"H": 2, "K": 16, "V": 16},
-    "gsa": {"H": 2, "K": 16, "V": 16, "M": 8},
-}
+
+def sizes(op):
+    return {"H": 2, "K": 16, "V": 24 if op == "rwkv6" else 16} | ({"M": 8} if "M" in operator(op).sizes else {})
 
 
 def small(op, form="chunk", **more):
-    sizes = {"B": 1, "T": 32, "dtype": "float32", "decay": operator(op).profile} | SMALL[op] | more
-    return Case(op, form, **sizes)
+    setting = {"B": 1, "T": 32, "dtype": "float32", "decay": operator(op).profile} | sizes(op) | more
+    return Case(op, form, **setting)
 
 
 DECODES = [small(op, "recurrent", B=3, T=1, decode=True) for op in OPERATORS]
@@ -58,7 +56,7 @@ def test_a_decode_is_replayed_from_a_graph_and_has_no_backward(case):
 @pytest.mark.parametrize("op", ["rwkv6", "gsa"])
 def test_a_long_sequence_has_the_same_tokens_over_and_over(op):
     case = small(op, B=2, T=speed.DRAWN * 2 + 3)
-    made, drawn = case.inputs("cpu"), inputs(op, B=2, T=speed.DRAWN, decay=case.decay, **SMALL[op])
+    made, drawn = case.inputs("cpu"), inputs(op, B=2, T=speed.DRAWN, decay=case.decay, **sizes(op))
     for name, x in made.items():
         assert x.is_leaf and x.requires_grad and x.is_contiguous()
         whole = torch.cat([drawn[name]] * 3, 1)[:, : case.T] if name in case.operator.sequences else drawn[name]

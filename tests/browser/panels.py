@@ -1,16 +1,18 @@
 """What the browser tests open: every panel."""
 
+from flakit.cases import anchor
+from flakit.figures.scenes import SCENES
 from flakit.numerics.operators import OPERATORS
 
 PANELS = {
-    "decay-explorer": ("decay_explorer(decay=-0.1, show=('op', 'decay', 'scheme'))", "decay", OPERATORS),
+    "decay-explorer": ("decay_explorer(decay=-0.1, show=('op', 'decay', 'scheme'))", "decay", anchor.OPERATORS),
     "gradient-comparer": (
         "gradient_comparer(profile='constant', decay=-1.0, show=('op', 'dtype', 'decay'))",
         "decay",
         OPERATORS,
     ),
     "compare": ("compare(__import__('flakit').chunk_rwkv6, T=16, K=16, decay=-1.0)", "decay", ()),
-    "state-stepper": ("state_stepper(t=1, show=('op', 't', 'decay'))", "time t", OPERATORS),
+    "state-stepper": ("state_stepper(t=1, show=('op', 't', 'decay'))", "time t", SCENES),
     "infinity": ("infinity(step=4)", "decay", ()),
     "log-space": ("case('log_space')", "bias", ()),
     "padding": ("case('padding', T=100)", "length T", ()),

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,15 +17,13 @@ if not has_triton() or interpreted():
 from triton.runtime.jit import JITFunction
 
 from flakit.bench.launches import watched
+from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
-from tests.ops.gsa import configurations as gsa
-from tests.ops.rwkv6 import configurations as rwkv6
-from tests.ops.rwkv7 import configurations as rwkv7
 
 CALLS = {
     f"{op}-{form}": module.Launches(getattr(module, form), torch.float32, 16, 16)
-    for op, module in {"rwkv6": rwkv6, "rwkv7": rwkv7, "gsa": gsa}.items()
+    for op, module in ((op, import_module(f"tests.ops.{op}.configurations")) for op in OPERATORS)
     for form in ("chunk", "recurrent")
 }
 CALL = CALLS["rwkv6-chunk"]

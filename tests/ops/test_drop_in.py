@@ -134,17 +134,10 @@ def test_scale_none_is_the_root_of_the_keys(op, form):
 
 
 NOTHING = {
-    "rwkv6": dict(head_first=False, reverse=False),
-    "rwkv7": dict(
-        head_first=False,
-        reverse=False,
-        safe_gate=True,
-        disable_recompute=True,
-        lower_bound=-5.0,
-        cp_context=None,
-    ),
-    "gsa": dict(head_first=False, reverse=False, checkpoint_level=0),
+    "rwkv7": dict(safe_gate=True, disable_recompute=True, lower_bound=-5.0, cp_context=None),
+    "gsa": dict(checkpoint_level=0),
 }
+"""Keywords beside those that every operator takes."""
 
 
 @OPS
@@ -153,7 +146,8 @@ def test_keywords_that_change_nothing(op, form):
     made, _ = TORCH.make(of(op, PACKED))
     call = OPERATORS[op].forms[form]
     plain = call(**made, output_final_state=True)
-    for more in (NOTHING[op], dict(cu_seqlens_cpu=made["cu_seqlens"].clone())):
+    nothing = dict(head_first=False, reverse=False) | NOTHING.get(op, {})
+    for more in (nothing, dict(cu_seqlens_cpu=made["cu_seqlens"].clone())):
         found = call(**made, output_final_state=True, **more)
         assert torch.equal(found.o, plain.o)
 

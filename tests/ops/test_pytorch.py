@@ -124,9 +124,6 @@ def test_compiled_by_inductor(place, op, monkeypatch, tmp_path):
     place.check(made, arriving, "chunk", with_form(op, "chunk", compiled))
 
 
-NOT_CAST = {"rwkv6": ("w", "u"), "rwkv7": ("w",), "gsa": ("g",)}
-
-
 @EVERYWHERE
 @OPS
 @FORMS
@@ -142,8 +139,8 @@ def test_autocast(place, op, form):
     arrives = (do.to(dtype), *described.parts(dstate))
     grads = torch.autograd.grad((o, *states), list(leaves.values()), arrives)
 
-    # As if all but the decay had been given in that dtype; each gradient is its input's.
-    cast = [name for name in described.tensors if name not in NOT_CAST[op]]
+    # As if all sequences but the decay had been given in that dtype; each gradient is its input's.
+    cast = [name for name in described.sequences if name != described.decay]
     rounded = {name: x.to(dtype) if name in cast else x for name, x in made.items()}
     expected = true_values(rounded, (do.to(dtype), dstate), op=op)
     found = {f"d{name}": x for name, x in zip(leaves, grads, strict=True)}

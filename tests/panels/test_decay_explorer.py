@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from flakit.cases import anchor
+from flakit.cases.anchor import OPERATORS
 from flakit.figures.canvas import Cell
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
-from flakit.numerics.operators import OPERATORS
 from flakit.panels import decay_explorer
 from flakit.panels.decay_explorer import _right
 from flakit.panels.knobs import stops_of
@@ -324,7 +324,7 @@ def test_a_pairs_arithmetic_is_what_its_format_computes(panel):
 def test_every_kind_of_pair_has_its_truth(panel, op, dtype, scheme):
     """The true weight of a pair is the decay between its tokens; finite products agree with it."""
     panel.set(op=op, dtype=dtype, scheme=scheme, decay=-0.75, T=100)
-    inclusive = next(iter(anchor.OPERATORS[op].reads.values()))
+    inclusive = next(iter(OPERATORS[op].reads.values()))
     for i, j in ((1, 0), (17, 15), (40, 20), (63, 1), (33, 32)):
         said = told(panel, "read", i, j)
         made, true = re.search(r"(\S+) \(true: (\S+)\)", said).groups()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flakit.cases import anchor
+from flakit.cases.anchor import OPERATORS
 from flakit.figures.canvas import Cell
-from flakit.numerics.operators import OPERATORS
 from flakit.panels import phase_diagram
 
 module = importlib.import_module("flakit.panels.phase_diagram")

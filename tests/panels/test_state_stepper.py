@@ -11,6 +11,7 @@ import torch
 from ipywidgets import IntSlider, SelectionSlider
 
 from flakit.figures.canvas import Cell
+from flakit.figures.scenes import SCENES
 from flakit.figures.stepper import DECAYS
 from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
@@ -28,7 +29,7 @@ def outputs(script: str) -> dict[str, tuple[float, bool]]:
     return {name: (float(rms), finite == "True") for name, rms, finite in lines}
 
 
-every_operator = pytest.mark.parametrize("op", OPERATORS)
+every_operator = pytest.mark.parametrize("op", SCENES)
 
 
 @every_operator

@@ -269,7 +269,7 @@ SETTINGS = [
 SETTINGS += [{"decay": 0.0, "T": 128, "seed": 0, "spike": spike, "at": at} for spike, at in ((-88.0, 16), (-89.5, 80))]
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", anchor.OPERATORS)
 @pytest.mark.parametrize("scheme", anchor.SCHEMES)
 def test_the_explorer_has_pytorchs_numbers(scheme, op, computing):
     page, decay = computing("explorer" if op == "rwkv6" else f"explorer-{op}"), OPERATORS[op].decay
@@ -284,7 +284,7 @@ def test_the_explorer_has_pytorchs_numbers(scheme, op, computing):
         hold(got, found, near, terms)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", anchor.OPERATORS)
 def test_a_model_has_pytorchs_nan_where_multiply_and_add_are_fused(op, folder):
     """What `Unfused` allows for is the browser's: elsewhere the same models say inf and NaN as PyTorch does."""
     computed, onnxruntime = pytest.importorskip("docs.computed"), pytest.importorskip("onnxruntime")
@@ -333,7 +333,7 @@ def test_compute_here_and_a_slider_past_the_onset(opened, record_property):
     )
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", anchor.OPERATORS)
 def test_the_explorer_steps_in_time_and_copies_its_setting_as_python(op, opened, record_property):
     page = opened("explorer" if op == "rwkv6" else f"explorer-{op}").here()
     page.move(scheme="first-row", decay=0.0, spike=-88.8, at=16, seed=3)
@@ -477,7 +477,7 @@ def test_without_what_computes_the_frames_play(opened, folder, chromium):
 def test_what_a_click_loads_is_small(folder, record_property):
     sizes = {path.stem: path.stat().st_size for path in (folder / "_static" / "computed").glob("*.js")}
     record_property("MB of the runtime", round(sizes["runtime"] / 1e6, 2))
-    for op in OPERATORS:
+    for op in anchor.OPERATORS:
         own = [name for name in sizes if name.startswith((f"run-{op}-", f"truth-{op}")) or name == f"seed-{op}-0"]
         assert len(own) == len(anchor.SCHEMES) + 2
         everything = sum(sizes[name] for name in ("runtime", "about", "sketch", "headroom", *own))
