@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 
 from flakit.numerics.operators import OPERATORS, Operator, operator, state_dtype
-from flakit.ops.gsa import chunk_gsa
 from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
-from flakit.ops.rwkv7 import chunk_rwkv7
 
 
 class Result(NamedTuple):
@@ -150,9 +148,11 @@ RIGHT: dict[str, tuple[str, Callable]] = {
     "picky": ("rwkv6", picky),
     "reference rwkv6": ("rwkv6", functools.partial(chunk_rwkv6, backend="reference")),
     "recurrent rwkv6": ("rwkv6", fused_recurrent_rwkv6),
-    **{f"chunks of {C} rwkv6": ("rwkv6", functools.partial(chunk_rwkv6, chunk_size=C)) for C in (8, 64, 128)},
-    **{f"chunks of {C} rwkv7": ("rwkv7", functools.partial(chunk_rwkv7, chunk_size=C)) for C in (16, 64)},
-    **{f"chunks of {C} gsa": ("gsa", functools.partial(chunk_gsa, chunk_size=C)) for C in (16, 128)},
+    **{
+        f"chunks of {C} {op}": (op, functools.partial(of.forms["chunk"], chunk_size=C))
+        for op, of in OPERATORS.items()
+        for C in {"rwkv6": (8, 64, 128), "gsa": (16, 128)}.get(op, (16, 64))
+    },
 }
 
 
@@ -348,5 +348,3 @@ WRONG: dict[str, tuple[str, Callable]] = {
     "dg of one pass, gsa": ("gsa", tampered("gsa", grads=_edit("g", lambda d, x: d / 2))),
     "dq without scale, gsa": ("gsa", tampered("gsa", grads=_edit("q", lambda d, x: d / x["scale"]))),
 }
-
-assert set(OPERATORS) == {op for op, _ in RIGHT.values()}
