@@ -9,8 +9,10 @@ import time
 import weakref
 
 import ipywidgets as widgets
+import nbformat
 import pytest
 import torch
+from nbconvert import HTMLExporter
 from PIL import Image
 
 from flakit.figures import style
@@ -149,6 +151,15 @@ def test_shown_as_a_picture_where_no_kernel_runs():
     assert base64.b64decode(bundle["image/png"]) == panel.png
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["text/plain"] == "bars: x is 10, decay < -1.0"
+
+
+def test_nbconvert_and_so_nbviewer_show_the_stored_picture():
+    bundle, metadata = Bars()._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", bundle, metadata=metadata)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("Bars()", outputs=[output])])
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert f"data:image/png;base64,{bundle['image/png']}" in page.replace("\n", "")
+    assert "widget-view+json" not in page  # its model is gone
 
 
 def test_copy_as_python_shows_the_script():
