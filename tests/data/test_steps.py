@@ -1,5 +1,6 @@
 """The tables of what was tried for speed agree with the tuning log, every experiment of which has an outcome."""
 
+import math
 import re
 
 import pytest
@@ -85,3 +86,19 @@ def test_how_many_sequences_it_takes():
         cells = [float(cell) for cell in line.strip("| ").split("|")]
         assert cells == [row["B"], row["programs"], row["one_program_ms"], row["long_ms"]]
         assert row["programs"] == row["B"] * table.meta["H"]
+
+
+def test_what_steep_chunks_cost():
+    table = recorded.read("h200_steep")
+    ((_, head),) = [found for found in BLOCKS if "RWKV6 before | now" in found[1]]
+    lines = [line for _, line in BLOCKS][[line for _, line in BLOCKS].index(head) + 2 :]
+    decays, times = table.values("decay"), {(row["op"], row["decay"]): row for row in table.rows}
+    assert len(times) == len(table.rows) == 2 * len(decays)
+    for decay, line in zip(decays, lines, strict=False):
+        name, *cells = line.strip("| ").split("|")
+        first = {"trained": "-exp(x - 3)", -math.inf: "-inf everywhere"}.get(decay, "")
+        first = first or (f"{decay:g} everywhere" if isinstance(decay, float) else decay.removesuffix(" steep"))
+        assert first in name
+        for op, before, after in (("rwkv6", *cells[:2]), ("rwkv7", *cells[2:])):
+            row = times[op, decay]
+            assert [row["before_ms"], row["after_ms"]] == [float(before), float(after.partition("(")[0])]

@@ -31,7 +31,7 @@ from flakit.figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
 from flakit.figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsShown
 from flakit.figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from flakit.figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
-from flakit.figures.sketches.speed import Kept, KeptShown, Roof, RoofShown
+from flakit.figures.sketches.speed import Kept, KeptShown, Roof, RoofShown, Tail, TailShown
 from flakit.figures.sketches.start_here import Broken, BrokenShown
 from flakit.figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from flakit.figures.sketches.states_and_shapes import Pieces, PiecesShown
@@ -205,9 +205,16 @@ def kept(at, itemsize=4):
     return KeptShown(at, itemsize, chunks, sizes, 2e-9 * sizes / 4.0, 0.01 * np.array(chunks), 0.25, 4.0)
 
 
+def tail(by_head, *at):
+    steep = np.zeros((4, 8), bool)
+    steep[at] = True
+    return TailShown(1000, by_head, steep, 16, 64, 512)
+
+
 PICTURES = {
     "roof": (Roof, roof(10), roof(400)),
     "kept": (Kept, kept(0), kept(2, 2)),
+    "tail": (Tail, tail(True, 1, 2), tail(False, 1, 2)),
     "budget": (Budget, budget(0.0), budget(1.5e-5)),
     "swaps": (Swaps, SwapsShown(0, MOVES, ORDERED), SwapsShown(2, MOVES, ORDERED)),
     "mirror": (Mirror, mirror(0.5), mirror(2.0)),

@@ -390,6 +390,21 @@ def test_states_halve_and_pairs_double_with_the_chunk():
             assert shown.chunks[panel.set(chunk=chunk).result.at] == chunk
 
 
+def test_few_steep_gates_are_in_many_heads():
+    panel = sketch("tail")
+    for by in ("head", "chunk"):
+        for one_in in stops_of(panel.knobs["one_in"]):
+            shown = panel.set(by=by, one_in=one_in).result
+            _, chunks, heads, slow = shown.shares
+            assert math.isclose(chunks, 1 - (1 - 1 / one_in) ** (16 * 64), rel_tol=1e-6)
+            assert math.isclose(heads, 1 - (1 - 1 / one_in) ** (4096 * 64), rel_tol=1e-6)
+            # Counted in what is drawn, within three deviations.
+            for counted, share in ((shown.steep, chunks), (shown.steep.any(1), heads)):
+                assert abs(counted.mean() - share) <= 3 * math.sqrt(share * (1 - share) / counted.size) + 1e-9
+            assert (shown.slow == (shown.steep.any(1)[:, None] if by == "head" else shown.steep)).all()
+            assert slow == (heads if by == "head" else chunks)
+
+
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
 def test_slices_of_ranks_make_the_state_of_the_whole(op):
     (everything,), (whole,) = over_gpus.slices(op, 1)

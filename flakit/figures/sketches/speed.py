@@ -1,5 +1,6 @@
 """The small pictures of 16_speed. Arrays in; each says itself in words."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
+from ..marks import Marked
 from .shared import pointable
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
@@ -49,6 +51,29 @@ WORDS = Words() | {
         "every": "A state after every token, {itemsize} bytes a number: {size}. Written once and read once they take "
         "{states:.3g} ms, {times:.2g} times the forward's floor. No pair has to be multiplied but a token with itself.",
         "arithmetic": "C = {chunk}: states 2 · {size} / {rate:.3g} TB/s = {states:.3g} ms, pairs {pairs:.2g} ms",
+    },
+    "tail": {
+        "alt": "Left, the chunks of several heads: black where a chunk holds a steep gate, blue where it is computed "
+        "the slow way; right, a bar each for the share of steep gates, of the chunks and of the heads that hold one, "
+        "and of the chunks that are computed the slow way",
+        "x": "chunk of {tokens} tokens",
+        "y": "head",
+        "steep": "holds a steep gate",
+        "slow": "computed the slow way",
+        "bars": ["steep gates", "steep chunks", "steep heads", "slow way"],
+        "say": "One gate in {one_in} is steep: {chunks} of the chunks hold a steep gate, and {heads} of the heads. "
+        "{way}",
+        "head": "A head takes one way as a whole: {slow} of all chunks are computed the slow way.",
+        "chunk": "Each chunk takes its own way: {slow} of all chunks are computed the slow way.",
+        "arithmetic": {
+            "cell": "head {head}, chunk {chunk}: {steep}, computed the {way}",
+            "some": "at least one of its gates is steep",
+            "none": "no gate is steep",
+            "quick way": "quick way",
+            "slow way": "slow way",
+            "gates": "1 / {one_in} = {share}",
+            "any": "at least one of {n} gates is steep: 1 - (1 - 1/{one_in})^{n} = {share}",
+        },
     },
 }
 
@@ -224,6 +249,100 @@ class Kept(Drawing):
             states=shown.states[n],
             pairs=shown.pairs[n],
         )
+
+
+@dataclass(frozen=True)
+class TailShown:
+    """Which chunks [heads, chunks] hold a steep gate, where one gate in `one_in` is steep.
+
+    by_head: a head with any steep gate is computed the slow way as a whole; else only the steep chunks are.
+    tokens, gates: of a chunk; head_gates: gates of a head's whole sequence.
+    """
+
+    one_in: int
+    by_head: bool
+    steep: np.ndarray
+    tokens: int
+    gates: int
+    head_gates: int
+
+    @property
+    def slow(self) -> np.ndarray:
+        return self.steep.any(1, keepdims=True) | np.zeros_like(self.steep) if self.by_head else self.steep
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """The expected shares of steep gates, of chunks and heads that hold one, and of chunks computed slowly."""
+        gates, chunks, heads = (-math.expm1(n * math.log1p(-1 / self.one_in)) for n in (1, self.gates, self.head_gates))
+        return gates, chunks, heads, heads if self.by_head else chunks
+
+
+class Tail:
+    """A map of chunks by head and way, and a bar for each share. width: inches."""
+
+    def __init__(self, width: float):
+        height, words = 2.75, WORDS["tail"]
+        self.canvas, self._ready = Canvas(width, height), False
+        right = 3.3 if width > 8 else 2.5
+        with style.context():
+            self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
+            ax.set(xlabel=words["x"], ylabel=words["y"], facecolor=style.FINITE)
+            self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
+            self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
+            handles = [style.swatch(style.BLACK, words["steep"]), style.swatch(style.SKY, words["slow"])]
+            at = (0.5 / width, 1.0)
+            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
+            bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
+            bars.set(xlim=(0, 1), ylim=(3.5, -0.5), xticks=[], yticks=range(4))
+            bars.set_yticklabels(words["bars"])
+            bars.tick_params(axis="y", length=0)
+            bars.spines[["top", "right", "bottom"]].set_visible(False)
+            self._bars = []
+            for row, colour in enumerate([style.BLACK] * 3 + [style.SKY]):
+                (bar,) = bars.barh([row], [0.0], height=0.6, color=colour)
+                text = bars.text(0, row, "", va="center", fontsize=9)
+                self.canvas.moving(bar, text)
+                self._bars.append((bar, text))
+            pointable(self.canvas, "shares", bars, 4, 1)
+
+    def update(self, shown: TailShown) -> None:
+        heads, chunks = shown.steep.shape
+        if not self._ready:
+            with style.context():
+                self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
+                self._ax.set_xlabel(WORDS.say("tail", "x", tokens=shown.tokens))
+            self.canvas.pointable("chunks", self._ax, heads, chunks)
+            self.canvas.stale()
+            self._ready = True
+        self._slow.update(shown.slow)
+        self._steep.update(shown.steep)
+        for (bar, text), share in zip(self._bars, shown.shares, strict=True):
+            bar.set_width(share)
+            text.set(text=_share(share), x=share + 0.04)
+
+    def say(self, shown: TailShown) -> str:
+        words, (_, chunks, heads, slow) = WORDS["tail"], map(_share, shown.shares)
+        way = words.say("head" if shown.by_head else "chunk", slow=slow)
+        return words.say("say", one_in=f"{shown.one_in:,}", chunks=chunks, heads=heads, way=way)
+
+    def arithmetic(self, shown: TailShown, cell: Cell) -> str:
+        words, one_in = WORDS["tail"]["arithmetic"], f"{shown.one_in:,}"
+        if cell.map == "chunks":
+            at = cell.row, cell.column
+            steep, way = (
+                words["some" if shown.steep[at] else "none"],
+                words["slow way" if shown.slow[at] else "quick way"],
+            )
+            return words.say("cell", head=cell.row, chunk=cell.column, steep=steep, way=way)
+        share = _share(shown.shares[cell.row])
+        if cell.row == 0:
+            return words.say("gates", one_in=one_in, share=share)
+        of_head = cell.row == 2 or (cell.row == 3 and shown.by_head)
+        return words.say("any", n=f"{shown.head_gates if of_head else shown.gates:,}", one_in=one_in, share=share)
+
+
+def _share(share: float) -> str:
+    return f"{np.format_float_positional(100 * share, precision=2, fractional=False, trim='-')}%"
 
 
 def _size(count: float) -> str:

@@ -4,12 +4,15 @@ import functools
 
 import numpy as np
 
-from ...figures.sketches.speed import WORDS, Kept, KeptShown, Roof, RoofShown
+from ...figures.sketches.speed import WORDS, Kept, KeptShown, Roof, RoofShown, Tail, TailShown
 from ...numerics import recorded
 from ...numerics.work import moved, work
 from ..knobs import choice, steps
 from .sketch import Sketch
 
+_CHUNK = 16
+"""Tokens of the chunks that RWKV6's kernels take for this call."""
+_ONE_IN = [n * 10**power for power in range(6, 2, -1) for n in (10, 5, 2)] + [1000]
 _TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
 
 
@@ -43,6 +46,15 @@ def _kept(chunk: int, itemsize: int) -> KeptShown:
         work(row, "forward").floor_ms(**rates),
         rates["copy_tb_s"],
     )
+
+
+def _tail(one_in: int, by: str) -> TailShown:
+    row, _ = _recorded()
+    gates = _CHUNK * row["K"]
+    # One seed for every share, so that steep chunks stay steep; with this one the heads shown are about as expected.
+    lowest = np.random.default_rng(38).random((row["H"], row["T"] // _CHUNK))
+    steep = lowest < -np.expm1(gates * np.log1p(-1 / one_in))
+    return TailShown(one_in, by == "head", steep, _CHUNK, gates, row["T"] * row["K"])
 
 
 SKETCHES = {
@@ -81,6 +93,25 @@ from flakit.numerics.work import moved
 table = recorded.read("h200_speed")
 size = moved(table.rows[0], ["states"], every={chunk}, itemsize={itemsize})
 print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["copy_tb_s"], "ms")
+""",
+    ),
+    "tail": Sketch(
+        {
+            "one_in": lambda: steps(1_000_000, [(f"{n:,}", n) for n in _ONE_IN], "one gate in"),
+            "by": lambda: choice("head", {"the head": "head", "each chunk": "chunk"}, "chooses"),
+        },
+        _tail,
+        Tail,
+        WORDS.english["tail"]["alt"],
+        {
+            "one in a million": {"one_in": 1_000_000, "by": "head"},
+            "each chunk": {"one_in": 1_000_000, "by": "chunk"},
+            "one in 10,000": {"one_in": 10_000, "by": "head"},
+        },
+        """steep = 1 / {one_in}
+gates = {{"chunk": 16 * 64, "head": 4096 * 64}}
+held = {{name: 1 - (1 - steep) ** n for name, n in gates.items()}}
+print("hold a steep gate:", held, "computed the slow way:", held[{by}])
 """,
     ),
 }
