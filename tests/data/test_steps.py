@@ -90,7 +90,7 @@ def test_how_many_sequences_it_takes():
 
 def test_what_steep_chunks_cost():
     table = recorded.read("h200_steep")
-    ((_, head),) = [found for found in BLOCKS if "RWKV6 before | now" in found[1]]
+    ((_, head),) = [found for found in BLOCKS if "RWKV6 before | after" in found[1]]
     lines = [line for _, line in BLOCKS][[line for _, line in BLOCKS].index(head) + 2 :]
     decays, times = table.values("decay"), {(row["op"], row["decay"]): row for row in table.rows}
     assert len(times) == len(table.rows) == 2 * len(decays)
