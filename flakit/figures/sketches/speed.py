@@ -61,7 +61,7 @@ WORDS = Words() | {
         "steep": "holds a steep gate",
         "slow": "computed the slow way",
         "bars": ["steep gates", "steep chunks", "steep heads", "slow way"],
-        "say": "One gate in {one_in} is steep: {chunks} of the chunks hold a steep gate, and {heads} of the heads. "
+        "say": "One gate in {one_in:,} is steep: {chunks} of the chunks hold a steep gate, and {heads} of the heads. "
         "{way}",
         "head": "A head takes one way as a whole: {slow} of all chunks are computed the slow way.",
         "chunk": "Each chunk takes its own way: {slow} of all chunks are computed the slow way.",
@@ -71,8 +71,8 @@ WORDS = Words() | {
             "none": "no gate is steep",
             "quick way": "quick way",
             "slow way": "slow way",
-            "gates": "1 / {one_in} = {share}",
-            "any": "at least one of {n} gates is steep: 1 - (1 - 1/{one_in})^{n} = {share}",
+            "gates": "1 / {one_in:,} = {share}",
+            "any": "at least one of {n:,} gates is steep: 1 - (1 - 1/{one_in:,})^{n:,} = {share}",
         },
     },
 }
@@ -277,8 +277,8 @@ class TailShown:
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
-class Tail:
-    """A map of chunks by head and way, and a bar for each share. width: inches."""
+class Tail(Drawing):
+    """A map of the chunks of each head, and a bar for each share."""
 
     def __init__(self, width: float):
         height, words = 2.75, WORDS["tail"]
@@ -323,10 +323,10 @@ class Tail:
     def say(self, shown: TailShown) -> str:
         words, (_, chunks, heads, slow) = WORDS["tail"], map(_share, shown.shares)
         way = words.say("head" if shown.by_head else "chunk", slow=slow)
-        return words.say("say", one_in=f"{shown.one_in:,}", chunks=chunks, heads=heads, way=way)
+        return words.say("say", one_in=shown.one_in, chunks=chunks, heads=heads, way=way)
 
     def arithmetic(self, shown: TailShown, cell: Cell) -> str:
-        words, one_in = WORDS["tail"]["arithmetic"], f"{shown.one_in:,}"
+        words = WORDS["tail"]["arithmetic"]
         if cell.map == "chunks":
             at = cell.row, cell.column
             steep, way = (
@@ -334,11 +334,11 @@ class Tail:
                 words["slow way" if shown.slow[at] else "quick way"],
             )
             return words.say("cell", head=cell.row, chunk=cell.column, steep=steep, way=way)
-        share = _share(shown.shares[cell.row])
+        share, one_in = _share(shown.shares[cell.row]), shown.one_in
         if cell.row == 0:
             return words.say("gates", one_in=one_in, share=share)
         of_head = cell.row == 2 or (cell.row == 3 and shown.by_head)
-        return words.say("any", n=f"{shown.head_gates if of_head else shown.gates:,}", one_in=one_in, share=share)
+        return words.say("any", n=shown.head_gates if of_head else shown.gates, one_in=one_in, share=share)
 
 
 def _share(share: float) -> str:
