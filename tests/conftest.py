@@ -13,6 +13,7 @@ from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.interpreter import hurry
 from tests.quick import left_out
 from tests.roomy import roomy
+from tests.spawning import spawn_by_forking
 
 # jsonschema, with which notebooks are read, builds a parser of web addresses when it is imported: two seconds of every
 # process for a check that no notebook asks for. It does without where there is none.
@@ -42,6 +43,8 @@ def pytest_configure(config):
         torch.set_num_threads(1)
     if has_triton() and interpreted():
         hurry()
+    if not torch.cuda.is_available():  # which a fork of the process that asked cannot use
+        spawn_by_forking()
     if os.environ.get("FLAKIT_REPORT"):
         config.pluginmanager.import_plugin("tests.gpu.report")
 

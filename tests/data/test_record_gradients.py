@@ -1,25 +1,16 @@
 """The command that records gradient errors: what it writes is what the comparer shows."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from flakit.numerics import recorded
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import gradient_comparer
-
-SCRIPT = Path(__file__).parents[2] / "data" / "record_gradients.py"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
-def test_the_recording_is_shown_by_the_panel(op, tmp_path, monkeypatch):
+def test_the_recording_is_shown_by_the_panel(op, record, tmp_path, monkeypatch):
     out = tmp_path / f"h200_{op.name}_gradients.json"
-    command = [sys.executable, SCRIPT, op.name, "--quick", "--device", "cpu", "--out", out]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    run = recorded.read(out)
+    run = record("record_gradients", op.name, "--quick", "--device", "cpu", out=out)
     settings = len(run.values("dtype")) * len(run.values("T")) * len(run.values("decay"))
     tensors = len(op.outputs) + len(op.tensors)
     assert len(run.rows) == settings * (2 * tensors + (op.name == "rwkv6"))  # each form, and dw from running sums

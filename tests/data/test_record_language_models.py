@@ -1,25 +1,16 @@
 """The command that records language models, as small as it goes: what notebook 13 needs is in what it writes."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from flakit.models import MIXERS
 from flakit.models.language_model import INITIALISATIONS
-from flakit.numerics import recorded
-
-SCRIPT = Path(__file__).parents[2] / "data" / "record_language_models.py"
 
 
 @pytest.mark.full
-def test_the_command_writes_a_curve_for_every_mixer_and_initialisation(tmp_path):
-    out = tmp_path / "models.json"
-    command = [sys.executable, SCRIPT, "--quick", "--device", "cpu", "--jobs", "2", "--out", out]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    made = recorded.read(out)
+def test_the_command_writes_a_curve_for_every_mixer_and_initialisation(record):
+    made = record("record_language_models", "--quick", "--device", "cpu", "--jobs", "2")
     assert made.values("mixer") == list(MIXERS) and made.values("initialisation") == list(INITIALISATIONS)
     for mixer in MIXERS:
         for initialisation in INITIALISATIONS:

@@ -1,21 +1,11 @@
 """The command that records errors over ranks, as small as it goes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-from flakit.numerics import recorded
-
-SCRIPT = Path(__file__).parents[2] / "data" / "record_ranks_accuracy.py"
 
 
 @pytest.mark.full
-def test_the_command_compares_one_process_and_two(tmp_path):
-    out = tmp_path / "accuracy.json"
-    subprocess.run([sys.executable, SCRIPT, "--quick", "--out", out], check=True, timeout=300)
-    table = recorded.read(out)
+def test_the_command_compares_one_process_and_two(record):
+    table = record("record_ranks_accuracy", "--quick")
     assert table.values("ranks") == [1, 2] and len(table.rows) == 2 * 3 * 2 * 3
     bounds = {"float32": 1e-6, "bfloat16": 3e-3}
     for row in table.rows:

@@ -1,35 +1,23 @@
 """The commands behind notebook 13's recordings: what they write is what the committed recordings hold."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from flakit.cases import gate_drift
 from flakit.cases.gradient_accumulation import transformers_trainer
 from flakit.numerics import recorded
 
-DATA = Path(__file__).parents[2] / "data"
-
-
-def record(script, out, *options):
-    command = [sys.executable, DATA / script, "--quick", "--out", out, *options]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return recorded.read(out)
-
 
 @pytest.mark.full
-def test_gate_drift(tmp_path):
-    made, committed = record("record_gate_drift.py", tmp_path / "drift.json"), recorded.read("gate_drift")
+def test_gate_drift(record):
+    made, committed = record("record_gate_drift", "--quick"), recorded.read("gate_drift")
     assert made.columns == committed.columns
     assert {"gsa", "rwkv6", "attention"} == set(made.values("op")) == set(committed.values("op"))
     assert {(row["lost"], row["as_predicted"]) for row in made.select(op="gsa", kernel="faulty")} == {(0, 20)}
 
 
 @pytest.mark.full
-def test_slow_gate_drift(tmp_path):
-    made = record("record_gate_drift.py", tmp_path / "long.json", "--long", "--device", "cpu", "--seconds", "60")
+def test_slow_gate_drift(record):
+    made = record("record_gate_drift", "--quick", "--long", "--device", "cpu", "--seconds", "60")
     assert made.columns == recorded.read("gate_drift").columns
     assert [(row["kernel"], row["lr"], row["step"]) for row in made.rows] == [
         (kernel, 0.002, step) for kernel in ("faulty", "right") for step in (0, 20)
@@ -58,9 +46,9 @@ def test_the_committed_drift_says_what_the_notebook_says():
 @pytest.mark.skipif(
     transformers_trainer.installed() is None, reason='transformers is not installed: pip install "flakit[trainer]"'
 )
-def test_transformers(tmp_path):
+def test_transformers(record):
     made, committed = (
-        record("record_transformers.py", tmp_path / "t.json", "--here"),
+        record("record_transformers", "--quick", "--here"),
         recorded.read("transformers_accumulation"),
     )
     assert made.columns == committed.columns

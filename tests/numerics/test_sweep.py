@@ -340,6 +340,7 @@ def test_ray_measures_what_one_process_does_and_a_killed_worker_is_replaced(file
     """On a Ray of its own, which it ends; then on one that is there, which it leaves: each takes long to start."""
     ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a machine that has other work
 
     def whole(name):
         assert_whole(sweep(f"{file}:{name}", OVER, workers=2, engine="ray", store=tmp_path / f"{name}.jsonl"))
