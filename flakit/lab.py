@@ -160,7 +160,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether `folder` is the one that the notebooks are read from, as a checkout's own is: nothing is to be copied."""
+    """Return whether the notebooks are read from `folder` itself, as in a checkout, so that nothing needs copying."""
     return folder.resolve() == carried.folder("notebooks").resolve()
 
 

@@ -65,7 +65,7 @@ class Knob:
         return " or ".join([*map(str, self.choices), *free]) or "a word"
 
     def parse(self, text: str) -> object:
-        """Parse a value. ValueError if it has none of the knob's types."""
+        """Parse a value as the narrowest of the knob's types that fits. Raises ValueError if none does."""
         for kind in (int, float, bool, type(None), str):  # the narrowest first
             if kind in self.kinds:
                 try:

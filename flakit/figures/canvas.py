@@ -67,7 +67,7 @@ class Canvas:
         return self._agg.get_width_height()
 
     def axes(self, left: float, top: float, width: float, height: float, **how) -> Axes:
-        """Axes placed in inches from the picture's upper left corner."""
+        """Add axes whose position and size are in inches, measured from the picture's upper left corner."""
         across, down = self.figure.get_size_inches()
         return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
 

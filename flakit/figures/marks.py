@@ -19,7 +19,7 @@ def whole_ticks(ax: Axes) -> Axes:
 
 
 class Marked:
-    """Cells of one kind over a map, filled or hatched: `update` takes a boolean matrix of the map's shape."""
+    """Marks cells of a map by filling or hatching: `update` takes a boolean matrix of the map's shape."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, zorder: float = 1.6, **look):
         self._ax = ax

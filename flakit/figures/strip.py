@@ -11,7 +11,7 @@ from .heatmap import HeatMap
 
 
 class Strip:
-    """A `HeatMap` of a few rows and columns with a word in every cell, redrawn in place; `how` is for the HeatMap."""
+    """A small `HeatMap` with a label in every cell, redrawn in place; `how` are options of the HeatMap."""
 
     def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **how):
         self._heat = HeatMap(canvas, ax, **how)

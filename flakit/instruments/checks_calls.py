@@ -47,7 +47,7 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
 
 
 def heads_of(op: Operator, name: str) -> tuple[int, bool]:
-    """The axis of heads, -1 for none, and whether it has groups of them."""
+    """Return the index of a tensor's axis of heads, -1 without one, and whether its heads come in groups (HQ, HV)."""
     axes = op.axes[name].split()
     return next(((n, axis != "H") for n, axis in enumerate(axes) if axis in ("H", "HQ", "HV")), (-1, False))
 

@@ -70,7 +70,7 @@ class StoredShadow:
         return _viewed(self.exact, x)
 
     def follow(self) -> tuple[Tensor, Tensor]:
-        """Return births and gains; allocate them at the first call."""
+        """Return each element's `births` and `gains`, both [n]; allocate them, empty, at the first call."""
         if self.births is None or self.gains is None:
             self.births = torch.full((self.n,), -1, dtype=torch.int32, device=self.exact.device)
             self.gains = torch.zeros(self.n, dtype=torch.float32, device=self.exact.device)

@@ -87,7 +87,7 @@ def decay_knobs(
 
 
 def chosen(profile: str, decay: float) -> str | float:
-    """What `flakit.inputs` takes as its decay."""
+    """Return the `decay` argument of `flakit.inputs`: the profile's name, or the constant `decay` if it names none."""
     return profile if profile in DECAYS else decay
 
 

@@ -165,7 +165,7 @@ def _by_steps(off: Tensor, chunk: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed: int = 0) -> float:
-    """Measure the counterpart of `law` in the channel with the strongest decay."""
+    """Measure the |w| that `law` predicts, in the channel with the strongest decay."""
 
     def near(size: float) -> dict[str, bool]:
         x = inputs(-size, chunk, op, seed)

@@ -53,10 +53,10 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RanksShown:
-    """left [ranks, ranks]: of what a rank wrote (column), the share that enters another (row); NaN: it does not.
+    """Which share of a rank's writes enters each later rank, and the bytes of a call of `tokens` tokens.
 
-    The bytes are those of a call of so many tokens: of all the inputs of one token, of what a rank writes into the
-    states, and of what it does to a state that enters.
+    left [ranks, ranks]: the share of the column's writes that enters the row's rank; NaN where none can.
+    each, written, transition: bytes of a token's inputs, of a rank's written state, of its map of an entering state.
     """
 
     left: np.ndarray

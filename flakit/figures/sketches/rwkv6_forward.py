@@ -148,7 +148,7 @@ class Reading(Drawing):
 
 @dataclass(frozen=True)
 class ForgettingShown:
-    """A natural-log decay, and what is left [N] of what a token wrote after 1, 2, … N more tokens."""
+    """A natural-log decay w, and the fraction `left` [N] of a token's write after 1, 2, … N more tokens."""
 
     w: float
     left: np.ndarray
