@@ -38,11 +38,7 @@ from .device import on_cpu
 from .laws import LN_MAX
 
 WORDS = Words() | {
-    "gone": {
-        0: "Decays of this size are -inf in {dtype}",
-        1: "1 decay is -inf",
-        2: "{n} decays are -inf",
-    },
+    "gone": {0: "Decays of this size are -inf in {dtype}", 1: "1 decay is -inf", 2: "{n} decays are -inf"},
     "no gradient": "{gone}: a gate w = -exp(x) has no gradient there (dx = 0 * inf = NaN), unless it is "
     "flakit.log_decay.",
     "far": "If a gate w = -exp(x) made these decays: x can grow by {margin:.3g} until w = -inf in {dtype} and "

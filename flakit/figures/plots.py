@@ -102,14 +102,7 @@ def matrices(
 
 
 def _row(
-    picture: Picture,
-    maps: Mapping[str, Map],
-    rows: str,
-    columns: str,
-    *,
-    bad: bool,
-    most: int = 0,
-    right: float = 0.75,
+    picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, most: int = 0, right: float = 0.75
 ) -> Maps:
     """Maps across a picture, as wide as they get; most: as if so many stood there. bad: a legend of hatched cells.
     right: inches for the colour scale."""

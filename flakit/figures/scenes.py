@@ -336,10 +336,7 @@ SCENES: dict[str, Scene] = {
                 "kept": lambda f: f["decay"][:, None] * f["state_before"],
                 "change": lambda f: f["state"] - f["state_before"],
             },
-            "backward": {
-                "passed": lambda f: f["kept"] * f["dstate"],
-                "dremoved": lambda f: f["b"] @ f["dstate"],
-            },
+            "backward": {"passed": lambda f: f["kept"] * f["dstate"], "dremoved": lambda f: f["b"] @ f["dstate"]},
         },
         groups={
             "colours: S, kept, written": ("state_before", "kept", "kv", "state", "change"),
@@ -416,12 +413,7 @@ SCENES: dict[str, Scene] = {
                 (
                     Block("hv", r"$dp_t = hv_t\,do_t$", top="do", right="dp"),
                     Block(
-                        "dhv",
-                        r"$dv_t$; $ds_t = Dv_t v_t + Dk_t^\top k_t$",
-                        left="s",
-                        top="v",
-                        right="ds",
-                        bottom="dv",
+                        "dhv", r"$dv_t$; $ds_t = Dv_t v_t + Dk_t^\top k_t$", left="s", top="v", right="ds", bottom="dv"
                     ),
                     Block("passed", r"$dg_t$: $e^{g_t}hv{\odot}Dv$ | $hk{\odot}Dk$", right="dg", border="hv_before"),
                 ),
@@ -443,7 +435,7 @@ SCENES: dict[str, Scene] = {
             },
             "backward": {
                 # One row a slot: its values beside its keys.
-                "passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1),
+                "passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1)
             },
         },
         groups={

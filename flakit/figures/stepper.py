@@ -127,10 +127,7 @@ class Stepper:
         for n, block in enumerate(row.blocks):
             left, bottom = at.left + n * at.slot, top - 0.6 - height
             heat = HeatMap(
-                self.canvas,
-                self._axes(left, bottom, width, height),
-                cmap=style.SIGNED,
-                name=self._called(block.matrix),
+                self.canvas, self._axes(left, bottom, width, height), cmap=style.SIGNED, name=self._called(block.matrix)
             )
             self._matrices.setdefault(block.matrix, []).append(heat)
             if block.border:

@@ -13,13 +13,7 @@ from ...numerics.words import number
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {
-        "in_place": "in place",
-        "calls": "equal calls",
-        "K": "key K",
-        "V": "value V",
-        "M": "slots M",
-    },
+    "knobs": {"in_place": "in place", "calls": "equal calls", "K": "key K", "V": "value V", "M": "slots M"},
     "alt": "A row for each of several equal calls: the numbers in the memory of the caller's initial state before it, "
     "the output it returns, and how far that is from what the first call returned; arrows show who reads and writes",
     "states": "the caller's state, in memory",

@@ -139,13 +139,5 @@ class Picture(Drawing):
             return WORDS.say("cell again", t=t, c=c, begin=begin)
         w, n = float(shown.w[c]), begin + C - t
         return WORDS.say(
-            "cell",
-            t=t,
-            c=c,
-            n=n,
-            end=begin + C - 1,
-            w=w,
-            d=np.exp(w),
-            off=shown.off[t, c],
-            law=grown(w, n, shown.op),
+            "cell", t=t, c=c, n=n, end=begin + C - 1, w=w, d=np.exp(w), off=shown.off[t, c], law=grown(w, n, shown.op)
         )

@@ -121,12 +121,7 @@ def perturbed(inputs: Mapping[str, Tensor], size: float = 1e-3, *, seed: int = 0
 
 
 def switches(
-    inputs: Mapping[str, Tensor],
-    *,
-    scale: bool = False,
-    aliasing: bool = False,
-    precision: bool = False,
-    seed: int = 0,
+    inputs: Mapping[str, Tensor], *, scale: bool = False, aliasing: bool = False, precision: bool = False, seed: int = 0
 ) -> dict[str, Ratio]:
     """Fit the chunk form as a multiple of the recurrent one, by tensor, with any of the three causes switched on.
 

@@ -168,11 +168,7 @@ class Picture(Drawing):
             name = list(FORMULAS)[cell.row]
             law = WORDS.say("by law", law=shown.laws[name]) if name in shown.laws else ""
             return WORDS.say(
-                "formula",
-                name=WORDS["formulas"][name],
-                about=say(FORMULAS[name]),
-                off=shown.errors[name],
-                law=law,
+                "formula", name=WORDS["formulas"][name], about=say(FORMULAS[name]), off=shown.errors[name], law=law
             )
         t = cell.column
         read, written, true, dw, direct, noise = (
@@ -181,15 +177,7 @@ class Picture(Drawing):
         if cell.map == "error":
             expected = "" if math.isnan(noise) else WORDS.say("expected", noise=noise)
             return WORDS.say("off", t=t, off=dw - true, noise=expected, direct=direct - true)
-        return WORDS.say(
-            "token",
-            t=t,
-            read=read,
-            written=written,
-            dw=dw,
-            true=true,
-            direct=direct,
-        )
+        return WORDS.say("token", t=t, read=read, written=written, dw=dw, true=true, direct=direct)
 
 
 def _largest(*lines: Tensor) -> float:

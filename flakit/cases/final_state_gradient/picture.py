@@ -128,14 +128,7 @@ class Picture(Drawing):
         t = cell.column
         if cell.map == "reach":
             left = shown.reach[t, cell.row]
-            return WORDS.say(
-                "left",
-                t=t,
-                k=cell.row,
-                exponent=left.log(),
-                left=left,
-                fate=WORDS["fate"][_fate(shown)],
-            )
+            return WORDS.say("left", t=t, k=cell.row, exponent=left.log(), left=left, fate=WORDS["fate"][_fate(shown)])
         name = _ROWS[cell.row]
         if name not in shown.lost:
             return WORDS.say("no token", name=name, lost=_share(shown.errors[name]))

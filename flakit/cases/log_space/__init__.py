@@ -26,11 +26,7 @@ from ...ops.rwkv6 import chunk_rwkv6, reference
 from ..knobs import Range
 from ..laws import LN_MAX, Row
 
-FED = {
-    "sigmoid": torch.sigmoid,
-    "logsigmoid": torch.nn.functional.logsigmoid,
-    "-exp": lambda x: -x.exp(),
-}
+FED = {"sigmoid": torch.sigmoid, "logsigmoid": torch.nn.functional.logsigmoid, "-exp": lambda x: -x.exp()}
 """What is fed as w, from x standard normal: the fault, and its two cures."""
 
 GRADIENTS = ("dr", "dk", "dv", "dw", "du")

@@ -119,10 +119,7 @@ def _show(chunks: int, way: str, seed: int) -> Shown:
 
 
 def at(
-    *,
-    chunks: Annotated[int, Range(2, 512, log=True)] = 128,
-    way: Annotated[str, WAYS] = "TF32",
-    seed: int = 0,
+    *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
 ) -> list[Row]:
     """Return the error of a chain of so many chunks of 64 tokens without decay."""
     shown = show(chunks=chunks, way=way, seed=seed)

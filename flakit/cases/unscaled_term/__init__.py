@@ -109,10 +109,7 @@ def show(*, scale: float, way: str, seed: int) -> Shown:
 
 
 def at(
-    *,
-    scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16,
-    way: Annotated[str, WAYS] = WAYS[0],
-    seed: int = 0,
+    *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
 ) -> list[Row]:
     """Return the fraction of the term that remains after one scale of the loss is divided out."""
     what = f"{way}, loss × {scale:.4g}: of the term is left"

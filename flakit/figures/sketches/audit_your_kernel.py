@@ -27,7 +27,7 @@ WORDS = Words() | {
         "the rounding of {dtype}.",
         "seen": "All values are {fault} too large, and {names} {verb} called wrong.",
         "arithmetic": "{name}: off by {error}, allowed {allowed}",
-    },
+    }
 }
 _LOW, _HIGH = -9.0, 0.3
 
@@ -70,10 +70,7 @@ class Budget(Drawing):
             self._beyond = Bars(
                 self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
             )
-            handles = [
-                style.swatch(style.BLUE, words["within"]),
-                style.swatch(style.BROKEN, words["beyond"]),
-            ]
+            handles = [style.swatch(style.BLUE, words["within"]), style.swatch(style.BROKEN, words["beyond"])]
             handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=words["allowed"])[0])
             at = (1 - 1.8 / width, 0.95)
             self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)

@@ -31,7 +31,7 @@ WORDS = Words() | {
         "misses": "token {i} reads token {j}: {x:.3f}. The way does not lead past token {t}",
         "future": "token {i} does not read token {j} through the state",
         "bar": "token {t}: {n} pairs pass it, and add up to {dw:.3f}",
-    },
+    }
 }
 
 

@@ -261,14 +261,7 @@ class Measures(Drawing):
         name = list(words["names"])[cell.row]
         at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
         rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
-        of = words.say(
-            "of",
-            name,
-            rms=_rms(shown.true),
-            got=shown.got[at],
-            true=shown.true[at],
-            t=int(rows.argmax()),
-        )
+        of = words.say("of", name, rms=_rms(shown.true), got=shown.got[at], true=shown.true[at], t=int(rows.argmax()))
         return words.say("bar", name=words["names"][name], value=self._found(shown)[name], of=of)
 
 

@@ -134,14 +134,7 @@ class Ends(Drawing):
 
     def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
         name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
-        return WORDS.say(
-            "ends",
-            "arithmetic",
-            format=name,
-            x=x,
-            value=shown.held[name][cell.column],
-            true=np.exp(x),
-        )
+        return WORDS.say("ends", "arithmetic", format=name, x=x, value=shown.held[name][cell.column], true=np.exp(x))
 
 
 @dataclass(frozen=True)

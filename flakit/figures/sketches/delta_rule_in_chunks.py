@@ -27,7 +27,7 @@ WORDS = Words() | {
         "inverse": "of what token {j} would find with no edits, {value} reaches token {i}",
         "upper": "token {i} comes before token {j}, and finds nothing of it",
         "diagonal": "token {i} does not find what it is about to put back itself",
-    },
+    }
 }
 
 

@@ -29,7 +29,7 @@ WORDS = Words() | {
         "o": {False: "finite", True: "lost as well"},
         "keys": "key {t}, channel {c}: {k} · e^{exponent:.4g} = {made}",
         "dr": "dr of token {t}, channel {c}: {made} (true: {true})",
-    },
+    }
 }
 
 

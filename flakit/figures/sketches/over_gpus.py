@@ -47,7 +47,7 @@ WORDS = Words() | {
             "nothing": "a single rank has nobody to send to",
             "holds": "{tokens} tokens · {each} bytes of inputs",
         },
-    },
+    }
 }
 
 

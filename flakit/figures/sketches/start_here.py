@@ -26,7 +26,7 @@ WORDS = Words() | {
         "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
         "share": "Of dr, {share} is NaN, though no true value is larger than {largest:.3g}.",
         "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
-    },
+    }
 }
 
 

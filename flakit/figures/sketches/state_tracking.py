@@ -259,14 +259,7 @@ class Again(Drawing):
             left = words["held"]
         else:
             left = words.say("grown", size=last) if last > 1 else words.say("faded", size=percent(last))
-        return words.say(
-            "say",
-            w=shown.w,
-            alpha=shown.alpha,
-            factor=shown.left[0],
-            n=len(shown.left),
-            left=left,
-        )
+        return words.say("say", w=shown.w, alpha=shown.alpha, factor=shown.left[0], n=len(shown.left), left=left)
 
     def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
         n = cell.column + 1

@@ -27,7 +27,7 @@ WORDS = Words() | {
         "nothing": "{op}: the second piece begins with zeros. Its outputs are off by {o}; and dv of the first piece, "
         "of which they know nothing, is off by {dv}.",
         "arithmetic": "{name} of token {t} is off by {off:.2g} of the tensor's typical size (root mean square)",
-    },
+    }
 }
 
 _LOW, _HIGH = 1e-9, 10.0
@@ -101,9 +101,5 @@ class Pieces(Drawing):
 
     def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
         return WORDS.say(
-            "pieces",
-            "arithmetic",
-            name=cell.map,
-            t=cell.column,
-            off=getattr(shown, cell.map)[cell.column],
+            "pieces", "arithmetic", name=cell.map, t=cell.column, off=getattr(shown, cell.map)[cell.column]
         )

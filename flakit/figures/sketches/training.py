@@ -85,10 +85,7 @@ class MeanOfMeans(Drawing):
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
             self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
             self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
-            handles = [
-                style.swatch(style.BLUE, words["first"]),
-                style.swatch(style.PURPLE, words["second"]),
-            ]
+            handles = [style.swatch(style.BLUE, words["first"]), style.swatch(style.PURPLE, words["second"])]
             at = (1 - 1.75 / width, 0.95)
             self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
 
@@ -259,11 +256,4 @@ class FProj(Drawing):
         exponent = float(shown.exponents[n])
         size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
         size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
-        return words.say(
-            "curve",
-            f=shown.stops[n],
-            tokens=shown.tokens,
-            g=shown.gates[n],
-            exponent=exponent,
-            size=size,
-        )
+        return words.say("curve", f=shown.stops[n], tokens=shown.tokens, g=shown.gates[n], exponent=exponent, size=size)
