@@ -1,5 +1,6 @@
 """Pictures with matplotlib: arrays in, figure out. Nothing here computes or imports widgets.
 
-`style` is the look everything shares, `canvas` draws a figure again and again quickly, `heatmap` shows a matrix with
-its non-finite cells hatched; every other module is one picture.
+`style` holds the shared look, `canvas` redraws a figure fast, `heatmap` draws a matrix with its non-finite cells
+hatched, `maps` a row of matrices, `marks` and `strip` what lies over them; `drawing` is the contract of a picture with
+knobs. Every other module is one picture.
 """

@@ -1,6 +1,6 @@
-"""Pictures of audits: every probe's worst figure beside its budget, which elements of a tensor are wrong, where along
-time it is, and a matrix of faults and the probes that find them. Never by colour alone: failures are crosses, what is
-not finite is hatched."""
+"""Pictures of audits: each probe's worst error over its budget, the wrong elements of a tensor, the errors over time,
+and a matrix of faults and the probes that detect them. Never by colour alone: a failure is a cross, a non-finite value
+is hatched."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _LOW, _HIGH = 1e-4, 1e4
 
 
 def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
-    """One lane a probe: its worst figure as a share of what is allowed. verdicts: (verdict, share) by probe."""
+    """Draw a lane per probe: its worst error as a multiple of the budget. verdicts: (verdict, multiple) by probe."""
     failed = sum(verdict == FAIL for verdict, _ in verdicts.values())
     alt = f"{len(verdicts)} probes, {failed} of them failed: the worst figure of each beside what is allowed."
     height = 0.9 + 0.21 * len(verdicts)
@@ -39,7 +39,6 @@ def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
         ax.set_xlabel("worst figure / what rounding allows")
         ax.set_yticks(range(len(verdicts)), list(verdicts))
         ax.tick_params(axis="y", length=0)
-        ax.spines[["top", "right"]].set_visible(False)
         ax.axvline(1.0, **style.LAW)
         for y, (verdict, share) in enumerate(verdicts.values()):
             ax.axhline(y, color=style.EMPTY, linewidth=0.6, zorder=0)
@@ -65,8 +64,8 @@ _WORDS = {
 
 
 class ElementsFigure:
-    """Persistent: `update` redraws in place. One matrix of a tensor as it was computed, as it is, and its errors, those
-    hatched that are wrong, under a key of the colours; or words where there is none."""
+    """One matrix of a tensor: computed values, true values and errors, wrong ones hatched, below a legend; or a message
+    instead. Persistent: `update` redraws in place."""
 
     HEIGHT = 2.95
 
@@ -92,10 +91,11 @@ class ElementsFigure:
             self._words = self.canvas.figure.text(0.5, 0.5, "", ha="center", va="center", color=style.GREY)
         self._parts = [*(heat.ax for heat in self.maps.values()), self._bar, self._key]
 
-    def update(self, title: str, shown: Mapping[str, np.ndarray] | None, **said: str) -> None:
-        """shown: got, true, off and wrong, [rows, columns]; None: `words` alone. said: rows, columns."""
+    def update(self, title: str, shown: Mapping[str, np.ndarray] | None, **labels: str) -> None:
+        """Redraw. shown: got, true, off and wrong, [rows, columns]; None: a message. labels: rows and columns, of the
+        axes, or words, the message."""
         self._title.set_text(title)
-        self._words.set_text("" if shown is not None else said["words"])
+        self._words.set_text("" if shown is not None else labels["words"])
         for part in self._parts:
             part.set_visible(shown is not None)
         if shown is not None:
@@ -103,15 +103,15 @@ class ElementsFigure:
             none = np.zeros(shown["true"].shape, bool)
             share = {name: shown[name] / largest for name in ("got", "true")}
             for n, heat in enumerate(self.maps.values()):
-                heat.ax.set_xlabel(said["columns"])
-                heat.ax.set_ylabel(said["rows"] if n == 0 else "")
+                heat.ax.set_xlabel(labels["columns"])
+                heat.ax.set_ylabel(labels["rows"] if n == 0 else "")
             self.maps.update({**shown, **share, "none": none})
         self.canvas.stale()
 
 
 def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
-    """Where along the tokens a tensor is wrong. errors: of each token relative to the tensor's RMS, inf where it is not
-    finite, which is hatched."""
+    """Draw the error of each token over time. errors: relative to the tensor's RMS, inf where a value is not finite,
+    which is hatched. allowed: the budget, a dashed line."""
     errors = np.asarray(errors, dtype=np.float64)
     bad = ~np.isfinite(errors)
     alt = f"Errors of {name} over {len(errors)} tokens; {int(bad.sum())} of them are not finite."
@@ -119,6 +119,7 @@ def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
     shown = np.where(bad | (errors == 0), np.nan, errors)
     with style.context():
         ax = picture.figure.add_axes((0.1, 0.24, 0.86, 0.62))
+        ax.spines[:].set_visible(True)
         ax.set(yscale="log", xlim=(-0.7, len(errors) - 0.3), xlabel="token", title=f"{name}: error / RMS")
         finite = shown[np.isfinite(shown)]
         low, high = (finite.min(), finite.max()) if len(finite) else (allowed, 1.0)
@@ -132,29 +133,29 @@ def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
     return picture
 
 
-def matrix(found: Mapping[str, Mapping[str, str]]) -> Picture:
-    """Faults down, probes across: a cross where a probe fails, a dot where it passes; verdicts by fault and probe.
+def matrix(verdicts: Mapping[str, Mapping[str, str]]) -> Picture:
+    """Draw a row per fault and a column per probe: a cross where the probe fails, a dot where it passes.
 
-    A line parts the kernels at the end of which none fails."""
-    probes = list(next(iter(found.values())))
-    missed = sum(FAIL not in row.values() for row in found.values())
-    alt = f"{len(found)} kernels and {len(probes)} probes: {len(found) - missed} of them fail at least one."
-    height = 1.5 + 0.19 * len(found)
+    verdicts: by fault and probe. A line separates the kernels at the end that pass every probe."""
+    probes = list(next(iter(verdicts.values())))
+    missed = sum(FAIL not in row.values() for row in verdicts.values())
+    alt = f"{len(verdicts)} kernels and {len(probes)} probes: {len(verdicts) - missed} of them fail at least one."
+    height = 1.5 + 0.19 * len(verdicts)
     picture = Picture(height, alt, width=9.6)
     with style.context():
         ax = picture.figure.add_axes((0.3, 0.1 / height, 0.62, 1 - 1.3 / height))
-        ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(found) - 0.5, -0.5))
+        ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(verdicts) - 0.5, -0.5))
         ax.xaxis.tick_top()
         ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", rotation_mode="anchor", fontsize=8)
-        ax.set_yticks(range(len(found)), list(found), fontsize=8)
+        ax.set_yticks(range(len(verdicts)), list(verdicts), fontsize=8)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         for x in range(len(probes)):
             ax.axvline(x, color=style.EMPTY, linewidth=0.4, zorder=0)
-        failing = max((y for y, row in enumerate(found.values()) if FAIL in row.values()), default=-1)
-        if 0 <= failing < len(found) - 1:  # below it nothing fails
+        failing = max((y for y, row in enumerate(verdicts.values()) if FAIL in row.values()), default=-1)
+        if 0 <= failing < len(verdicts) - 1:  # kernels that pass every probe
             ax.axhline(failing + 0.5, color=style.BLACK, linewidth=1.2)
-        for y, row in enumerate(found.values()):
+        for y, row in enumerate(verdicts.values()):
             ax.axhline(y, color=style.EMPTY, linewidth=0.5, zorder=0)
             for x, verdict in enumerate(row.values()):
                 if verdict == FAIL:

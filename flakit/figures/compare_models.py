@@ -1,4 +1,4 @@
-"""Two models side by side: how far each layer is off at each token, and where that is beyond tolerance."""
+"""Two models compared: the relative difference of each layer at each token, and where it exceeds the tolerance."""
 
 from collections.abc import Mapping
 
@@ -18,11 +18,14 @@ WORDS = Words() | {
     "nothing": "plain grey: no difference",
 }
 _MOST = 40
-"""Rows beyond are left out from the middle."""
+"""The largest number of layers; further ones are left out of the middle."""
 
 
 def draw(errors: Mapping[str, Tensor], tolerance: float) -> Picture:
-    """errors: of each layer [T], inf where one model alone is finite. At most 40 layers: those that part first."""
+    """Draw the difference of each layer over the tokens; of over 40 layers those around the first beyond tolerance.
+
+    errors: [T] by layer, inf where only one model is finite.
+    """
     names = list(errors)
     if len(names) > _MOST:
         first = next((n for n, x in enumerate(errors.values()) if (x > tolerance).any()), 0)

@@ -1,4 +1,4 @@
-"""Where decay breaks a chunk: both exponents of every pair, every tensor, and the onset of each."""
+"""The onset of overflow in a chunk: both exponents of every pair, every tensor, and the decay at which each breaks."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from ..numerics.words import number, percent
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
-from .marks import Over
+from .marks import CellGrid
 
 _DECADES = (-4, 2)
-_WEAKEST, _STRONGEST = 0.05, 500.0  # |w| on the overview of the onsets
-_APART = 1.5  # onsets farther apart than this factor are not zoomed to together
-_FEW = 0.1  # a smaller share of non-finite rows or columns than this is pointed out
+_WEAKEST, _STRONGEST = 0.05, 500.0  # ends of the overview of onsets, as |w|
+_APART = 1.5  # the zoom holds onsets within this factor
+_FEW = 0.1  # below this share of non-finite rows or columns, marks point at them
 
 
 class Onset(NamedTuple):
-    """Where a tensor turns non-finite, as |log decay|: by the law and measured; None where it never does."""
+    """The |log decay| at which a tensor becomes non-finite, by the law and measured; None: at none."""
 
     law: float | None
     measured: float | None
@@ -62,11 +62,11 @@ _NARROW = _Layout(
 
 
 class DecayFigure:
-    """Maps of one chunk above, of whole tensors below; `update` redraws in place.
+    """Maps of one chunk at the top, of full tensors at the bottom. Persistent: `update` redraws in place.
 
-    tensors: their names, the output first, with words for what their columns are. still: those without a time axis,
-    which have an onset and no map. words: everything that stays written in the picture, by name. Cells can be pointed
-    at in the maps "read", "key", one named after each tensor, and "onset", a row for each tensor.
+    tensors: labels of their columns by name, the output first. still: names of tensors without a time axis, which have
+    an onset but no map. words: the fixed texts by name. Cells can be pointed at in the maps "read", "key", one per
+    tensor by its name, and "onset", a row per tensor.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DecayFigure:
         self.canvas.labels(self._about, self._where)
 
     def _entitle(self, about: str, where: str) -> None:
-        """One line in two parts: most of its letters stay where only the knob moves, and letters are slow to draw."""
+        """Set the title, a line in two parts: text is slow to draw, and the first part stays while the knob moves."""
         if self._about.get_text() != about:
             self._about.set_text(about)
             right = self._about.get_window_extent(self.canvas.figure.canvas.get_renderer()).x1
@@ -121,7 +121,7 @@ class DecayFigure:
         self._exponent_bar = self._pairs["read"].colorbar(self._axes(layout.bar, layout.upper, 8, layout.side), "")
 
     def _flag(self, name: str, ax: Axes) -> None:
-        """Marks at the edge of a map for rows and columns that would be too few to be seen."""
+        """Add marks at the edges of a map that point at rows and columns too few to be seen."""
         look = {"linestyle": "", "color": style.BROKEN, "markersize": 4.5, "clip_on": False, "zorder": 6}
         height, width = ax.bbox.height, ax.bbox.width
         (rows,) = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look)
@@ -133,6 +133,7 @@ class DecayFigure:
         layout, rows = self.layout, np.arange(len(self.tensors))
         left, top, width = layout.overview
         self._overview = ax = self._axes(left, top, width, 9)
+        ax.spines[:].set_visible(True)
         ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(0, 1), yticks=[])
         ax.minorticks_off()
         ax.set_xticks([0.1, 1, 10, 100], map(style.power, range(-1, 3)))
@@ -142,6 +143,7 @@ class DecayFigure:
         (self._here,) = ax.plot([1, 1], [-0.25, 1.25], color=style.BLACK, clip_on=False, zorder=5)
 
         self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1])
+        ax.spines[:].set_visible(True)
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
         ax.set_yticks(rows, self.tensors)
         ax.tick_params(axis="y", length=0)
@@ -156,16 +158,16 @@ class DecayFigure:
             self.canvas.figure.add_artist(line)
         self.canvas.moving(self._here, self._now, self._aside)
         self._onset_words(rows)
-        Over(self.canvas, ax, "onset").update(len(rows), 1)
+        CellGrid(self.canvas, ax, "onset", len(rows), 1)
 
     def _onset_words(self, rows: np.ndarray) -> None:
-        """The title, the key, and in the wide layout the numbers at the right."""
+        """Write the title, the legend and, in the wide layout, the numbers at the right."""
         layout, words, figure = self.layout, self.words, self.canvas.figure
         left, top, width = layout.overview
 
-        def text(x: float, y: float, said: str, **look) -> None:
+        def text(x: float, y: float, label: str, **look) -> None:
             figure.text(
-                x / layout.width, 1 - y / layout.height, said, va="center", fontsize=look.pop("size", 9), **look
+                x / layout.width, 1 - y / layout.height, label, va="center", fontsize=look.pop("size", 9), **look
             )
 
         law, measured, now = (
@@ -176,13 +178,13 @@ class DecayFigure:
         text(left - 24, layout.upper - 16, words["onset"], size=9.5)
         if not self.wide:
             self._numbers = []
-            for x, (said, colour) in zip((0, 48, 134), (law, measured, now), strict=True):
-                text(left + x, sum(layout.zoom) + 45, said, color=colour, size=8.5)
+            for x, (label, colour) in zip((0, 48, 134), (law, measured, now), strict=True):
+                text(left + x, sum(layout.zoom) + 45, label, color=colour, size=8.5)
             return
         numbers = left + width + 44, left + width + 124
         text(left + width + 10, top - 2, now[0], color=now[1], size=8.5)
-        for x, (said, colour) in zip(numbers, (law, measured), strict=True):
-            text(x, layout.zoom[0] - 9, said, color=colour, ha="right", size=8.5)
+        for x, (label, colour) in zip(numbers, (law, measured), strict=True):
+            text(x, layout.zoom[0] - 9, label, color=colour, ha="right", size=8.5)
         ax = self._zoom
         self._numbers = [
             [
@@ -231,13 +233,13 @@ class DecayFigure:
         knob: str,
         now: float,
     ) -> None:
-        """exponents: [C, C] of a chunk, inf where e^x overflows. formed: the pairs that have any.
+        """Redraw.
 
-        title: what stays while the knob is moved, and where the knob stands.
-        factors: words above the two exponents. infinite: rows of the one, columns of the other, whose factor is.
-        limit: ln of the largest number, the end of their scale.
-        tensors: [T, columns], those with a map. onsets: by tensor. knob: what the onset axis
-        measures; now: where it stands.
+        title: the part that stays while the knob moves, and the knob's value.
+        factors: titles of the two exponents. exponents: [C, C] each, inf where e^x overflows. formed: the pairs that
+        have exponents, boolean [C, C]. infinite: the rows of the first and the columns of the second with an infinite
+        factor, boolean [C]. limit: ln of the format's largest number, the end of the exponents' scale.
+        tensors: [T, columns] by name. onsets: by tensor. knob: the label of the onset axis; now: its value.
         """
         self._entitle(*title)
         norm = self._pairs["read"].colours.norm
@@ -257,13 +259,13 @@ class DecayFigure:
             self._maps[name].update(_log10(x))
             good = np.isfinite(x)
             share = 1 - good.mean()
-            said = self.words["lost"].format(share=percent(share)) if share else self.words["fine"]
-            self._titles[name].set_text(f"{name}: {said}" if self.wide else f"{name}\n{said}")
+            label = self.words["lost"].format(share=percent(share)) if share else self.words["fine"]
+            self._titles[name].set_text(f"{name}: {label}" if self.wide else f"{name}\n{label}")
             self._point(name, ~good.all(1), [])
         self._show_onsets(onsets, knob, now)
 
     def _point(self, name: str, rows, columns) -> None:
-        """Point at the few rows and columns that are not finite; a run of them has one mark."""
+        """Point at rows and columns that are not finite if they are few; a run of them gets one mark."""
         for (line, edge), bad, vertical in zip(self._flags[name], (rows, columns), (True, False), strict=True):
             bad = np.asarray(bad, dtype=bool)
             few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
@@ -274,11 +276,11 @@ class DecayFigure:
                 line.set_data(*((np.full_like(middle, edge), middle)[:: 1 if vertical else -1]))
 
     def _show_onsets(self, onsets: Mapping[str, Onset], knob: str, now: float) -> None:
-        found = [onsets[name] for name in self.tensors]
-        window = zoomed([x for onset in found for x in onset if x is not None], now)
-        if (found, window, knob) != self._onsets:
-            self._onsets = found, window, knob
-            self._draw_onsets(found, window, knob)
+        rows = [onsets[name] for name in self.tensors]
+        window = zoomed([x for onset in rows for x in onset if x is not None], now)
+        if (rows, window, knob) != self._onsets:
+            self._onsets = rows, window, knob
+            self._draw_onsets(rows, window, knob)
         low, high = window
         inside = low <= now <= high
         self._now.set_visible(inside)
@@ -286,17 +288,17 @@ class DecayFigure:
         self._now.set_xdata([now, now])
         if not inside:
             self._aside.set_marker("<" if now < low else ">")
-            self._aside.set_data([low if now < low else high], [(len(found) - 1) / 2])
+            self._aside.set_data([low if now < low else high], [(len(rows) - 1) / 2])
         at = min(max(now, _WEAKEST), _STRONGEST)
         self._here.set_xdata([at, at])
 
-    def _draw_onsets(self, found: list[Onset], window: tuple[float, float], knob: str) -> None:
+    def _draw_onsets(self, rows: list[Onset], window: tuple[float, float], knob: str) -> None:
         self.canvas.stale()
-        self._law.set_data(*_points([onset.law for onset in found]))
-        self._measured.set_data(*_points([onset.measured for onset in found]))
-        laws = [onset.law for onset in found if onset.law is not None]
+        self._law.set_data(*_points([onset.law for onset in rows]))
+        self._measured.set_data(*_points([onset.measured for onset in rows]))
+        laws = [onset.law for onset in rows if onset.law is not None]
         self._all.set_data(laws, [0.5] * len(laws))
-        for row, onset in enumerate(found):
+        for row, onset in enumerate(rows):
             for text, value in zip(self._numbers[row] if self._numbers else (), onset, strict=False):
                 text.set_text(self.words["never"] if value is None else number(value))
                 text.set_color(style.GREY if value is None else style.BLACK)
@@ -318,7 +320,7 @@ class DecayFigure:
 
 
 def zoomed(onsets: list[float], now: float) -> tuple[float, float]:
-    """The part of the scale to look at: all onsets that lie near each other, those nearest to where things stand."""
+    """Return the ends of the scale to show: the cluster of onsets nearest to `now`."""
     if not onsets:
         return 0.0, 100.0
     groups = [[x] for x in sorted(onsets)[:1]]

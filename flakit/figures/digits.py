@@ -1,4 +1,4 @@
-"""Which lines lose digits: the source, and for each line how many decimal digits are right before and after it."""
+"""Lines that lose digits: the source, and for each line the number of correct decimal digits before and after it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from ..language import Words
 from . import style
 from .canvas import Canvas
 from .fonts import FAMILY
-from .marks import Over
+from .marks import CellGrid
 from .plots import Picture
 from .trace import cut
 
@@ -23,15 +23,15 @@ WORDS = Words() | {
     "budget": "what float32 should have",
     "more": "… and {n} lines that lost less",
 }
-"""Everything that stays written in the picture."""
+"""The fixed texts of the picture."""
 
 MOST = 8.0
-"""Digits at which the axis ends: float32 has 7.2, and more are drawn there."""
+"""The end of the axis, in digits; float32 has 7.2. Larger numbers are drawn there."""
 
 
 class Row(NamedTuple):
-    """A line of source, the digits that are right in what goes in and what comes out (None: not measured), and whether
-    a wrong result is owed to it."""
+    """A line of source, the correct digits of its operands and of its result (None: not measured), and whether it
+    causes a wrong result."""
 
     text: str
     inside: float | None
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class DigitsFigure:
-    """`update` redraws in place. Rows can be pointed at in the map "lines". width: inches; lines: at most so many."""
+    """Persistent: `update` redraws in place. Rows can be pointed at in the map "lines". width: inches."""
 
     def __init__(self, width: float = 9.4, lines: int = 13):
         wide = width >= 9.0
@@ -56,12 +56,12 @@ class DigitsFigure:
             self._code = self.canvas.axes(0.1, 0.72, left - 0.2, self._each * lines)
             self._bars = self.canvas.axes(left, 0.72, across, self._each * lines)
             self._all = self.canvas.axes(0.1, 0.72, width - 0.2, self._each * lines)
-            self._over = Over(self.canvas, self._all, "lines")
+            self._cells = CellGrid(self.canvas, self._all, "lines")
             self._all.set_axis_off()
         self.canvas.labels(self._title, self._subtitle)
 
     def update(self, *, title: str, subtitle: str, rows: Sequence[Row], budget: float, more: int = 0) -> None:
-        """rows: as the source has them, from above; more: how many were left out."""
+        """Redraw. rows: in the order of the source; budget: digits of float32; more: the number of lines left out."""
         self._title.set_text(title)
         self._subtitle.set_text(cut(subtitle, 140 if self._letters > 50 else 90))
         shown = rows[: self._lines - (more > 0)]
@@ -81,7 +81,7 @@ class DigitsFigure:
                 words = WORDS.say("more", n=more)
                 self._code.text(0, len(shown), words, fontsize=8.5, color=style.GREY, va="center")
             self._frame(budget, any(row.broken for row in shown))
-            self._over.update(self._lines, 1)
+            self._cells.update(self._lines, 1)
         self.canvas.stale()
 
     def _bar(self, n: int, row: Row) -> None:
@@ -104,8 +104,7 @@ class DigitsFigure:
         ax.set_xticks(range(0, int(MOST) + 1, 2))
         ax.set_xlabel(WORDS["digits"])
         ax.grid(axis="y", visible=False)
-        for side in ("top", "right", "left"):
-            ax.spines[side].set_visible(False)
+        ax.spines[["top", "right", "left"]].set_visible(False)
         (law,) = ax.plot([budget, budget], [-0.5, self._lines - 0.5], zorder=1, **style.LAW)
         (inside,) = ax.plot([], [], "o", markersize=6, markerfacecolor="white", markeredgecolor=style.BLUE,
                             linestyle="none", markeredgewidth=1.4)  # fmt: skip
@@ -125,20 +124,20 @@ class DigitsFigure:
 
 
 class Cell(NamedTuple):
-    """A line of a kernel in `matrix`: the digits that it lost, and whether a wrong result was owed to it."""
+    """A line of a kernel in `matrix`: the digits that it lost, and whether the trace named it."""
 
     lost: float
     named: bool
 
 
 def matrix(cases: Mapping[str, tuple[Sequence[Cell], int]]) -> Picture:
-    """Planted losses down, the lines of each that compute across, from its first to its last.
+    """Draw a row per planted loss of digits, and a cell per line of its kernel that computes something.
 
-    cases: by name the lines, and the position of the one in which the fault was planted.
+    cases: by name, the lines and the index of the one with the planted fault.
     """
     most = max(len(lines) for lines, _ in cases.values())
     named = [[n for n, line in enumerate(lines) if line.named] for lines, _ in cases.values()]
-    agree = sum(found == [planted] for found, (_, planted) in zip(named, cases.values(), strict=True))
+    agree = sum(lines == [planted] for lines, (_, planted) in zip(named, cases.values(), strict=True))
     alt = f"{len(cases)} planted losses of digits and the lines of each: in {agree} the planted line is the one named."
     height, width = 1.15 + 0.3 * len(cases), 3.0 + 0.62 * most
     picture = Picture(height, alt, width=max(width, 7.5))

@@ -1,4 +1,4 @@
-"""The eigenvalue of RWKV7's transition diag(e^w) + b a^T: where it forgets, where it turns round, where it grows."""
+"""The eigenvalue of RWKV7's transition diag(e^w) + b a^T: where the state decays, is reflected or grows."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ STRONGEST = -0.6065306597
 
 
 def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: float = 3.3) -> Picture:
-    """The one eigenvalue that is not the decay itself, [len(ab), len(w)], where all channels decay alike.
+    """Draw the eigenvalue along kappa, [len(ab), len(w)], for a decay shared by all channels.
 
-    w: natural-log decays; ab: a . b, from 0 (nothing is edited) to -2. Hatched where its size is above 1 and the state
-    grows; the frame is what the published model can make, a . b from -1 to 0.
+    w: natural-log decays, <= 0; ab: a . b, from 0 (no edit) to -2. Hatched where its size is above 1 and the state
+    grows; the frame marks the range of the published model, a . b from -1 to 0.
     """
     w, ab, z = (np.asarray(x, dtype=np.float64) for x in (w, ab, eigenvalues))
     if z.shape != (len(ab), len(w)):
@@ -25,6 +25,7 @@ def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: flo
     picture = Picture(height, "Map of the eigenvalue along kappa over the log decay w and a . b; hatched below -1")
     with style.context():
         ax = picture.figure.add_axes((0.085, 0.145, 0.5, 0.82))
+        ax.spines[:].set_visible(True)
         shown = ax.pcolormesh(w, ab, z, cmap=style.SIGNED, vmin=-1.5, vmax=1.5, shading="gouraud", rasterized=True)
         lines = ax.contour(w, ab, z, levels=[-1, -0.5, 0, 0.5], colors=style.BLACK, linewidths=[1.8, 0.7, 1.2, 0.7])
         ax.clabel(lines, fmt=lambda x: f"{x:g}", fontsize=8.5, inline_spacing=3)

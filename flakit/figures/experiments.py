@@ -1,4 +1,4 @@
-"""What was tried for speed: what was expected beside what was measured, a line for each step.
+"""Steps of tuning: the expected and the measured time of each.
 
 experiments(recorded.read("h200_steps").select(op="rwkv6"))
 """
@@ -19,10 +19,10 @@ _EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor"
 
 
 def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDTH) -> Picture:
-    """A line for each row: how long a kernel takes as a multiple of before, as expected and as measured.
+    """Draw a line per step: a kernel's time as a multiple of the time before, expected and measured.
 
-    rows: of the recording h200_steps. An expected time is a diamond; where something was only expected to get faster,
-    the half of the line where that would be is shaded.
+    rows: of the recording h200_steps. An expected time is a diamond; where a step was expected to be faster by an
+    unknown amount, the faster half of its line is shaded.
     """
     if not rows:
         raise ValueError("rows: expected at least one step, got none")
@@ -30,8 +30,8 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
     above, below, left, right = 0.78, 0.5, (4.1 if several else 3.3), 1.4
     height = above + _LANE * len(rows) + below
     names = [f"{operator(row['op']).label} " * several + f"{row['part']}: {row['name']}" for row in rows]
-    said = "; ".join(f"{name}: {_outcome(row)}" for name, row in zip(names, rows, strict=True))
-    picture = Picture(height, f"{title or 'Steps'}, how many times as long as before: {said}", width=width)
+    outcomes = "; ".join(f"{name}: {_outcome(row)}" for name, row in zip(names, rows, strict=True))
+    picture = Picture(height, f"{title or 'Steps'}, how many times as long as before: {outcomes}", width=width)
     with style.context():
         ax = picture.axes(left, above, width - left - right, _LANE * len(rows))
         ax.axvline(1, color=style.GREY, linewidth=1, zorder=1)
@@ -53,7 +53,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("times as long as before (log scale)")
         ax.tick_params(axis="y", length=0)
-        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["left"].set_visible(False)
         figure = picture.figure
         figure.text(0.1 / width, 1 - 0.08 / height, title, va="top", fontsize=10)
         handles = [
@@ -68,7 +68,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
 
 
 def times(row: Mapping) -> tuple[float, float]:
-    """How many times as long as before a step takes, at least and at most."""
+    """Return a step's time as a multiple of the time before, the lowest and the highest."""
     if row["times"] is not None:
         low, high = row["times"]
         return low, high

@@ -1,4 +1,4 @@
-"""The fingerprints of faults: a row for each cause and a column for each tensor, what became of it in each cell."""
+"""The fingerprints of faults: a row per cause, a column per tensor, and in each cell the kind of damage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ ROW = 0.25
 
 @dataclass(frozen=True)
 class Line:
-    """A row: its name, the lesson, and of each tensor "ok", "wrong", "inf", "NaN" or None, which is not known.
+    """A row: its name, the lesson, and the kind of each tensor: "ok", "wrong", "inf", "NaN" or None, unknown.
 
-    everywhere: whether it is so at every token. against: tensors that are not as they were seen."""
+    everywhere: whether every token of a tensor is of its kind. against: tensors that contradict what was seen."""
 
     name: str
     lesson: str
@@ -40,13 +40,13 @@ class Line:
 
 
 _WIDE = 8.0
-"""Inches from which on a cell has room for "some NaN"."""
+"""The smallest width, in inches, at which "some NaN" fits into a cell."""
 
 
 class Fingerprint:
-    """A matrix of `rows` lines; `update` redraws in place.
+    """A matrix of `rows` lines, as wide as its canvas. Persistent: `update` redraws in place.
 
-    columns: the tensors. seen: with a row above the others for what was seen. A canvas to draw on, as wide as it is.
+    columns: names of the tensors. seen: whether a row above the others shows what was seen.
     """
 
     def __init__(self, canvas: Canvas, columns: Sequence[str], rows: int, *, seen: bool = False):
@@ -99,7 +99,7 @@ class Fingerprint:
         return {"ax": ax, "heat": heat, "wrong": Marked(self.canvas, ax, **style.LOST), "words": words}
 
     def update(self, lines: Sequence[Line], seen: Sequence[str | None] | None = None) -> None:
-        """lines: at most as many as there are rows; those that are not there stay empty."""
+        """Redraw. lines: at most `rows`; missing ones stay empty. seen: the kind of each tensor."""
         blank = Line("", "", [None] * len(self._columns), [True] * len(self._columns))
         lines = [*lines, *[blank] * (self._rows - len(lines))]
         self._draw(self._map, lines)

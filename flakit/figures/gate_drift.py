@@ -1,4 +1,4 @@
-"""Training that drifts into a fault: lost steps over the gates that cause them, and a loss that falls and is NaN."""
+"""Training that drifts into a fault: the losses up to NaN, and the share of lost steps over the gates that cause it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,27 +28,26 @@ def fatal_run(
     limit: float = math.inf,
     height: float = 2.6,
 ) -> Picture:
-    """Losses by training step. Where one turns NaN its line ends in an orange cross, and the legend says at which step.
+    """Draw losses by training step. A line that becomes NaN ends in an orange cross, and the legend gives the step.
 
-    runs: by name, the number of the first step and the losses from there on. start, end: the steps that are shown.
-    window: steps to a mean, of which the last may have fewer.
-    exponents: below, the same of the largest exponents, against a dashed line at `limit`.
+    runs: by name, the index of the first step and the losses from there on. start, end: the range of steps.
+    window: steps per mean; the last window may be shorter.
+    exponents: the largest exponent of each step, likewise, drawn below against a dashed line at `limit`.
     """
     ends = {name: _first_nan(losses) for name, (_, losses) in runs.items()}
     died = {name: first + ends[name] for name, (first, _) in runs.items() if ends[name] is not None}
-    said = {name: WORDS.say("died", name=name, step=died[name]) if name in died else name for name in runs}
+    labels = {name: WORDS.say("died", name=name, step=died[name]) if name in died else name for name in runs}
     tall = height + 1.6 * bool(exponents)
     end = max(first + len(losses) for first, losses in runs.values()) if end is None else end
-    picture = Picture(tall, WORDS.say("fatal", names="; ".join(said.values())))
+    picture = Picture(tall, WORDS.say("fatal", names="; ".join(labels.values())))
 
     def drawn(ax, curves, looks, means):
         for n, (name, (first, values)) in enumerate(curves.items()):
             x, y = _means(first, values[: ends[name]], means)
             shown = (x >= start) & (x <= end)
-            ax.plot(x[shown], y[shown], **looks[name] | {"linewidth": 2.6 if n == 0 else 1.5}, label=said[name])
+            ax.plot(x[shown], y[shown], **looks[name] | {"linewidth": 2.6 if n == 0 else 1.5}, label=labels[name])
             if died.get(name, math.inf) <= end and ends[name]:
                 ax.plot(x[-1], y[-1], "x", color=style.BROKEN, markersize=11, markeredgewidth=3, zorder=9)
-        ax.spines[["top", "right"]].set_visible(False)
 
     with style.context():
         above = picture.figure.add_axes((0.075, 1 - (height - 0.5) / tall, 0.9, (height - 0.85) / tall))
@@ -69,7 +68,7 @@ def fatal_run(
 
 
 def _means(first: int, values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middles of windows of so many steps, and the means in them."""
+    """Return the middle and the mean of each window."""
     y = np.asarray(values, dtype=np.float64)
     parts = [y[n : n + window] for n in range(0, len(y), window)]
     x = [first + n * window + (len(part) - 1) / 2 for n, part in enumerate(parts)]
@@ -77,7 +76,7 @@ def _means(first: int, values: Sequence[float], window: int) -> tuple[np.ndarray
 
 
 def _first_nan(losses: Sequence[float]) -> int | None:
-    """Where a list of losses is not finite for the first time; None where it never is."""
+    """Return the index of the first loss that is not finite, None if all are."""
     return next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
 
 
@@ -88,10 +87,10 @@ def lost_steps(
     window: int,
     limit: float,
 ) -> Picture:
-    """A column for each name: above, lines of the share of lost steps; below, the gates of one run against the law.
+    """Draw a column per name: at the top the share of lost steps, at the bottom the exponents of one run and the law.
 
-    columns: by name, the share in each window of `window` steps for each line. gates: by the same names, exponents
-    [steps, 5], their 0, 10, 50, 90 and 100% quantiles. limit: the exponent beyond which a step is lost.
+    columns: by name and line, the share of lost steps in each window of `window` steps. gates: by the same names, the
+    0, 10, 50, 90 and 100% quantiles of the exponents, [steps, 5]. limit: the exponent beyond which a step is lost.
     """
     if list(columns) != list(gates):
         raise ValueError(f"gates: expected the names {', '.join(columns)}, got {', '.join(gates)}")
@@ -121,8 +120,6 @@ def lost_steps(
             below.plot(steps[bad], high[bad], "x", color=style.BROKEN, markersize=3.5, label="a lost step's largest")
             below.set(xlabel="training step", xlim=(0, len(low)))
             below.set_ylim(0, 1.18 * max(limit, np.nanmax(high)))
-            for ax in (above, below):
-                ax.spines[["top", "right"]].set_visible(False)
             if n == 0:
                 above.set_ylabel("lost steps")
                 below.set_ylabel("largest exponent")

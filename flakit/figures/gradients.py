@@ -1,4 +1,4 @@
-"""How far outputs and gradients are from the truth: every tensor's error side by side, and one's along two axes."""
+"""Errors of outputs and gradients: those of every tensor side by side, and those of one tensor along two axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFor
 from ..language import Words
 from . import style
 from .canvas import Canvas
-from .marks import Over
+from .marks import CellGrid
 
-# Powers of ten on the scale of errors; 0 has a place to their left, what is larger and what is not finite to the right.
+# Ends of the scale of errors, in powers of ten. 0 is drawn to their left, larger and non-finite errors to the right.
 _LOW, _HIGH = -9, 3
 _EXACT, _BEYOND, _NON_FINITE = _LOW - 1.7, _HIGH + 1, _HIGH + 2.7
 
@@ -30,26 +30,26 @@ WORDS = Words() | {
 }
 
 ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
-"""The maps: of the dots, a row for every series of every tensor; of each plot, a column for every whole number of x."""
+"""The maps: of the dots, a row per series and tensor; of each plot, a column per whole number of x."""
 
 
 class Curves(NamedTuple):
-    """One of the plots: the error (>= 0, inf where something is not finite) of each series along x."""
+    """A plot: the error (>= 0, inf where something is not finite) of each series along x."""
 
     title: str
     xlabel: str
     x: Sequence[float] | Sequence[str]  # names are spaced evenly
     errors: Mapping[str, Sequence[float]]
     log: bool = False  # along x
-    now: float | None = None  # where the knobs stand
-    note: str = ""  # said in the middle when there is nothing to draw
-    setting: str = ""  # what stays the same, where there is room to say it
-    where: str = ""  # what measured it
+    now: float | None = None  # the knob's value
+    note: str = ""  # shown in the middle if there is nothing to draw
+    setting: str = ""  # the fixed settings, where there is room
+    where: str = ""  # the device
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where things are, in inches from the left and from below."""
+    """The layout, in inches from the left and from below."""
 
     height: float
     legend: int
@@ -65,7 +65,7 @@ _PLACES = {
     False: _Places(3.5, 2, (0.83, 0.3, 2.3, 2.15), ((3.75, 1.85, 2.05, 0.6), (3.75, 0.45, 2.05, 0.6)), 4),
 }
 _WIDE = 9.0
-"""Inches from which on there is room for the wide places."""
+"""The smallest width of the wide layout, in inches."""
 
 
 class GradientFigure:
@@ -84,6 +84,7 @@ class GradientFigure:
             self._title = figure.text(left, 1 - 0.05 / at.height, "", va="top", fontsize=10.5, fontweight="bold")
             self._where = figure.text(left, 1 - 0.26 / at.height, "", va="top", fontsize=9)
             ax = self._axes(at.dots, at.height)
+            ax.spines[:].set_visible(True)
             self._draw_dots(ax)
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
@@ -134,10 +135,10 @@ class GradientFigure:
                 clip_on=False,
             )  # fmt: skip
             self.canvas.moving(self._dots[name])
-        Over(self.canvas, ax, ERRORS).update(len(rows) * len(self.series), 1)
+        CellGrid(self.canvas, ax, ERRORS, len(rows) * len(self.series), 1)
 
     def lane(self, row: int) -> tuple[str, str]:
-        """The tensor and the series of a row of the map `ERRORS`."""
+        """Return the tensor and the series of a row of the map `ERRORS`."""
         return self.tensors[row // len(self.series)], self.series[row % len(self.series)]
 
     def update(
@@ -160,9 +161,9 @@ class GradientFigure:
         self._measure.set_text(measure)
         lanes = len(self.series)
         for n, (name, dots) in enumerate(self._dots.items()):
-            found = [(row, errors.get((name, tensor))) for row, tensor in enumerate(self.tensors)]
-            found = [(row, error) for row, error in found if error is not None]
-            dots.set_data([_place(e) for _, e in found], [row + (n + 0.5) / lanes - 0.5 for row, _ in found])
+            points = [(row, errors.get((name, tensor))) for row, tensor in enumerate(self.tensors)]
+            points = [(row, error) for row, error in points if error is not None]
+            dots.set_data([_place(e) for _, e in points], [row + (n + 0.5) / lanes - 0.5 for row, _ in points])
         self._rounding.set_visible(rounding is not None)
         if rounding is not None:
             self._rounding.set_xdata([np.log10(rounding)] * 2)
@@ -171,14 +172,13 @@ class GradientFigure:
 
 
 class _Plot:
-    """Errors of every series along one axis, whose scales follow what is shown."""
+    """The errors of every series along one axis; its scales follow the data."""
 
     def __init__(self, canvas: Canvas, ax, series: Sequence[str], name: str, ticks: int):
         self.canvas, self.ax, self.series, self._ticks = canvas, ax, series, ticks
-        self._over = Over(canvas, ax, name)
+        self._cells = CellGrid(canvas, ax, name)
         self._scales = self._decades = None
         self._decades_shown = ax.bbox.height // 18
-        ax.spines[["top", "right"]].set_visible(False)
         self._title = ax.set_title("", fontsize=9, linespacing=1.1, pad=4)
         ax.tick_params(pad=2)
         ax.xaxis.set_label_coords(0.5, -24 / ax.bbox.height)
@@ -216,7 +216,7 @@ class _Plot:
             at = x[: len(errors)]
             bad, zero = ~np.isfinite(errors), errors == 0
             any_bad |= bool(bad.any())
-            # Exact steps are a gap in a line that is not exact; a line of them lies on the lower edge.
+            # An error of 0 is a gap in the line; a line of zeros lies on the lower edge.
             gaps = bad | (zero & (not zero.all()))
             height = np.log10(np.where(gaps | zero, 1.0, errors))
             height = np.where(zero, low, np.clip(height, low, None))
@@ -229,8 +229,8 @@ class _Plot:
             self._now.set_xdata([shown.now] * 2)
 
     def _point(self, shown: Curves, x: np.ndarray) -> None:
-        """Where x counts from 0 on, a column can be pointed at."""
-        self._over.update(1, len(x) if x.size and not shown.log and not isinstance(shown.x[0], str) else 0)
+        """Make columns pointable where x counts from 0."""
+        self._cells.update(1, len(x) if x.size and not shown.log and not isinstance(shown.x[0], str) else 0)
 
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis
@@ -256,7 +256,7 @@ class _Plot:
             axis.set_major_formatter((lambda value, _: shown.x[round(value)]) if names else "{x:g}")
 
     def _scale_y(self, low: float, high: float, exact: bool) -> None:
-        """The decades, and above them a band for what is not finite."""
+        """Set the decades, and above them a band for non-finite errors."""
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
         step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= self._decades_shown or n == 100)
         ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
@@ -266,17 +266,17 @@ class _Plot:
 
 
 def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:
-    """Whole decades around what is finite, and whether there is nothing but exact and infinite errors."""
+    """Return the decades around the finite errors, and whether all errors are 0 or infinite."""
     logs = np.log10([e for e in errors if 0 < e < np.inf])
     if not logs.size:
         return 0.0, 1.0, bool(len(errors))
-    # A single step that happens to be right does not set the scale.
+    # A single error that happens to be 0 does not set the scale.
     low, high = np.floor(np.quantile(logs, 0.02)), np.ceil(logs.max())
     return low, max(high, low + 1), False
 
 
 def _place(error: float) -> float:
-    """Where an error stands on the scale of the dots."""
+    """Return the position of an error on the scale of the dots."""
     if not np.isfinite(error):
         return _NON_FINITE
     if error == 0:

@@ -1,4 +1,4 @@
-"""How far decays are from the laws: their histogram, and below it the largest exponent that each kernel takes."""
+"""The headroom of decays: their histogram, and below it the largest exponent of each kernel, against the laws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from matplotlib.path import Path
 from ..language import Words
 from . import style
 from .canvas import Canvas
-from .marks import Over
+from .marks import CellGrid
 
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
 
@@ -32,7 +32,7 @@ WORDS = Words() | {
 }
 
 LANES = "kernels"
-"""The map: a row for each kernel."""
+"""The map: a row per kernel."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ _PLACES = {
     False: _Places(1.52, 0.95, 0.6, 0.44, 0.36, 0.165, 0.42),
 }
 _WIDE = 9.0
-"""Inches from which on there is room for the wide places."""
+"""The smallest width of the wide layout, in inches."""
 
 
 class HeadroomFigure:
-    """Persistent: `update` redraws in place. kernels: the words of each lane, from top to bottom."""
+    """Persistent: `update` redraws in place. kernels: the label of each lane, from top to bottom."""
 
     def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)
@@ -76,7 +76,7 @@ class HeadroomFigure:
             ticks = np.arange(_WEAKEST, _STRONGEST + 1)
             for ax in (above, below):
                 ax.set(xlim=(_WEAKEST, _STRONGEST), xticks=ticks, yticks=[])
-                ax.spines[["top", "right", "left"]].set_visible(False)
+                ax.spines["left"].set_visible(False)
             for ax in (above, below):
                 ax.set_xticklabels(map(style.power, ticks))
                 ax.tick_params(pad=2)
@@ -111,7 +111,7 @@ class HeadroomFigure:
                 borderaxespad=0,
                 borderpad=0.2,
             )
-            Over(self.canvas, below, LANES).update(rows, 1)
+            CellGrid(self.canvas, below, LANES, rows, 1)
         self.canvas.moving(self._bars, self._gone, self._limit, self._uniform, self._largest)
         self.canvas.labels(self._title, self._subtitle, self._limit_words, *self._words)
 
@@ -127,10 +127,10 @@ class HeadroomFigure:
         limits: Sequence[float],
         uniform: Sequence[float],
     ) -> None:
-        """edges, counts: of the histogram of log10 |w|, [bins + 1] and [bins]. limit: ln(max) of the chosen format.
+        """Redraw. edges, counts: of the histogram of log10 |w|, [bins + 1] and [bins]. limit: ln(max) of the format.
 
-        exponents, limits, uniform: by kernel, the largest exponent (0: none is positive), the largest that is finite
-        there, and the uniform |w| that the law allows, inf for ever.
+        exponents, limits, uniform: by kernel, its largest exponent (0: none is positive), the largest one that is
+        finite, and the uniform |w| that the law allows, inf if any.
         """
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
@@ -154,13 +154,13 @@ class HeadroomFigure:
         ]
         self._gone.set_path(_boxes(beyond))
         for text, x, end, law in zip(self._words, exponents, limits, uniform, strict=True):
-            said = verdict(x, end, law, self.wide)
-            if text.get_text() != said:
-                text.set(text=said, color=style.BROKEN if x > end else style.BLACK if x else style.GREY)
+            label = verdict(x, end, law, self.wide)
+            if text.get_text() != label:
+                text.set(text=label, color=style.BROKEN if x > end else style.BLACK if x else style.GREY)
 
 
 def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) -> str:
-    """A lane's words."""
+    """Return the text of a lane."""
     if not exponent:
         return WORDS["never" if uniform == np.inf else "short"][wide]
     if exponent > limit:
@@ -173,7 +173,7 @@ def _across(x: float) -> float:
 
 
 def _boxes(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
-    """Boxes (left, right, low, high) as one path."""
+    """Return boxes (left, right, low, high) as one path."""
     corners = [[(a, y), (b, y), (b, z), (a, z), (a, y)] for a, b, y, z in boxes]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
     return Path(np.array(corners, dtype=np.float64).reshape(-1, 2), codes or None)

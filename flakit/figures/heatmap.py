@@ -56,7 +56,7 @@ class HeatMap:
         self.colours = ScalarMappable(Normalize(vmin, vmax), colormaps[cmap])
         self._cells = ax.add_artist(_Cells())
         # The image is drawn over the inner half of its frame: what remains is a line of the usual width.
-        ax.spines[:].set_linewidth(2 * ax.spines["left"].get_linewidth())
+        ax.spines[:].set(visible=True, linewidth=2 * ax.spines["left"].get_linewidth())
         self._hatched = {}
         for kind, look in (("nan", style.NAN), ("inf", style.INF)):
             patch = PathPatch(Path(np.empty((0, 2))), zorder=1.5, linewidth=0, **look)

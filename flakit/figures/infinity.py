@@ -1,5 +1,5 @@
-"""A chunk as its matrix product sees it: tokens from above to below, keys from left to right, a factor on each side,
-what they make between them and the result at the right. Every number is printed. And what is lost of each tensor."""
+"""A chunk as a matrix product: a row per token and a column per key, a factor on each side, their products in between
+and the result at the right, every number printed. And the part of each tensor that is lost."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from ..language import say
 from . import style
 from .canvas import Canvas, Cell
 from .heatmap import HeatMap
-from .marks import Marked, Over
+from .marks import CellGrid, Marked
 
 # Pixels, from the left and from the top.
 _WIDTH, _HEIGHT = 590, 312
@@ -21,18 +21,18 @@ _CELL, _ROW, _FACTOR, _RESULT = 40, 25, 40, 40
 _LEFT, _TOP, _GAP = 58, 58, 5
 
 CHUNKS = ("left chunk", "right chunk")
-"""The maps of `LossFigure`: a row for each tensor."""
+"""The maps of `LossFigure`: a row per tensor."""
 
 LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
-"""The cell that a sentence is about; the lit term of the formula has the same colour."""
+"""The frame of the cell that a sentence explains; the highlighted term of the formula has the same colour."""
 
 _DIMMED = {"facecolor": "white", "edgecolor": "none", "alpha": 0.65}
-"""Over numbers that have no part in a step."""
+"""A veil over numbers that play no part in a step."""
 
 
 def rounded(x: float, digits: int) -> str:
-    """A number with so many digits. On a tie the written number decides: not float32's error, which differs from one
-    way to compute it to the next.
+    """Return a number with `digits` digits. A tie is decided by the number as printed, not by float32's rounding error,
+    which depends on how it was computed.
 
     >>> rounded(0.19499999, 2), rounded(0.195, 2), rounded(9.9e4, 2), rounded(-1.2e-7, 2)
     ('0.2', '0.2', '9.9e4', '-1.2e-7')
@@ -42,7 +42,7 @@ def rounded(x: float, digits: int) -> str:
 
 
 def short(x: float) -> str:
-    """A number in at most six characters.
+    """Return a number in at most six characters.
 
     >>> short(float("inf")), short(9.1e-42), short(-0.195), short(0.0331), short(0.0), short(7.0)
     ('inf', '9e-42', '-.195', '0.033', '0', '7')
@@ -58,15 +58,15 @@ def short(x: float) -> str:
 
 
 def _raised(x: float) -> str:
-    """A number as an exponent: in plain text, where mathematical text would take most of a redraw."""
-    # Its point is the Canadian syllabics' middle dot: the usual one hangs below the digits and is read as a comma.
+    """Return a number in superscript characters: mathematical text would take most of a redraw."""
+    # The decimal point is the Canadian syllabics' middle dot: the usual one hangs low and reads like a comma.
     return f"{x:.4g}".translate(str.maketrans("-.0123456789", "⁻\u1427⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 class _Numbers(Artist):
-    """A string in the middle of every cell [rows, columns] of its axes, cells a whole number of pixels wide and high.
+    """A string centred in every cell [rows, columns] of its axes; cells are a whole number of pixels wide and high.
 
-    A different string is rendered once and then stamped: a hundred texts would cost ten times the rest of a redraw.
+    Each distinct string is rendered once and then copied: a hundred texts would cost ten times the rest of a redraw.
     """
 
     def __init__(self, rows: int, columns: int, width: int, height: int):
@@ -95,17 +95,17 @@ class _Numbers(Artist):
             text.set_figure(self.figure)
             drawn = RendererAgg(width, height, self.figure.dpi)
             text.draw(drawn)
-            self._stamps[words] = np.array(drawn.buffer_rgba())[::-1]  # pixels count from below
+            self._stamps[words] = np.array(drawn.buffer_rgba())[::-1]  # the bottom row first
         return self._stamps[words]
 
 
 def _legend(canvas: Canvas, handles: Sequence[Patch], **where) -> None:
-    """What the hatches are, in a corner of the picture."""
+    """Add the legend of the hatches in a corner of the picture."""
     canvas.figure.legend(handles=handles, ncols=len(handles), borderaxespad=0.2, columnspacing=1.2, **where)
 
 
 class WayFigure:
-    """The persistent picture: `update` with the numbers that exist so far, then `canvas.png()`."""
+    """The picture of a chunk of C tokens, with K result columns. Persistent: `update` redraws in place."""
 
     def __init__(self, C: int, K: int):
         self.C, self.K = C, K
@@ -178,11 +178,10 @@ class WayFigure:
     ) -> None:
         """Show the numbers of one step.
 
-        exponents: of the tokens' and of the keys' factors, [C] each, beside them.
-        values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; one that is missing or None is not there yet,
-        nor is a cell that a masked array masks.
-        words: what each of them is. lit: the cells (row, column) of each to frame.
-        diagonal: draw the border between the past and the pairs that must not count. dim: both factors have no part.
+        exponents: of the tokens' and of the keys' factors, [C] each.
+        values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; missing, None or masked: not computed yet.
+        words: a label of each. lit: the cells (row, column) of each to frame.
+        diagonal: whether to draw the border between past and future pairs. dim: whether to veil both factors.
         """
         for texts, each, space in zip(self._exponents, exponents, (" ", "\n"), strict=True):
             for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
@@ -203,7 +202,7 @@ class WayFigure:
             cover.set_visible(dim)
 
     def printed(self, cell: Cell) -> bool:
-        """Whether a number stands in a cell."""
+        """Whether a cell holds a number."""
         return bool(self._numbers[cell.map].strings[cell.row, cell.column])
 
     def _show(self, name: str, x: np.ma.MaskedArray) -> None:
@@ -216,7 +215,7 @@ class WayFigure:
 
 
 class LossFigure:
-    """What is lost: a row a tensor, a bar for each of two chunks. The first row is infinite, the others NaN, too."""
+    """The lost part of each tensor, a bar per chunk: infinities in the first row, NaN as well in the others."""
 
     def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
@@ -227,11 +226,11 @@ class LossFigure:
                 start = left + n * (width + 70)
                 ax = self.canvas.figure.add_axes((start / _WIDTH, 0.07, width / _WIDTH, height / _HEIGHT))
                 ax.set(xlim=(0, 1), ylim=(len(names) - 0.4, -0.6), xticks=[], yticks=[])
-                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                ax.spines["bottom"].set_visible(False)
                 if n == 0:
                     ax.set_yticks(range(len(names)), names, fontsize=9.5)
                     ax.tick_params(axis="y", length=0)
-                Over(self.canvas, ax, chunk).update(len(names), 1)
+                CellGrid(self.canvas, ax, chunk, len(names), 1)
                 looks = [style.INF] + [style.NAN] * (len(names) - 1)
                 bars = [ax.barh(row, 0, 0.62, linewidth=0, **look)[0] for row, look in enumerate(looks)]
                 self._bars.append(bars)
@@ -247,9 +246,9 @@ class LossFigure:
         moving = [artist for bars in self._bars for artist in bars]
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
 
-    def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], said: Sequence[Sequence[str]]) -> None:
-        """titles: above each chunk's bars. shares: for each chunk a number from 0 to 1 a tensor; said: it in words."""
-        for n, (title, share, words) in enumerate(zip(titles, shares, said, strict=True)):
+    def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]) -> None:
+        """Redraw. titles: of each chunk. shares, labels: by chunk and tensor, the share from 0 to 1 and its text."""
+        for n, (title, share, words) in enumerate(zip(titles, shares, labels, strict=True)):
             self._titles[n].set_text(title)
             for bar, text, x, word in zip(self._bars[n], self._shares[n], share, words, strict=True):
                 bar.set_width(x)

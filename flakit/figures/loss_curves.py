@@ -1,4 +1,4 @@
-"""Loss by training step for several models, a panel for each way to start them and a line for each seed."""
+"""Loss by training step for several models, a panel per initialization and a line per seed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from . import style
 from .plots import Picture
 
 Lines = Mapping[str, Mapping[int, Sequence[float]]]
-"""By name and seed, the losses."""
+"""Losses by name and seed."""
 
 
 def loss_curves(
@@ -19,9 +19,9 @@ def loss_curves(
     levels: Mapping[str, float] | None = None,
     height: float = 3.0,
 ) -> Picture:
-    """Panels side by side with the same axes, both logarithmic. All seeds of a model look alike.
+    """Draw panels side by side with the same logarithmic axes. All seeds of a model share colour and dash.
 
-    steps: where the losses stand, the same for all. levels: named horizontal lines.
+    steps: the training step of each loss, the same for all. levels: named horizontal lines.
     """
     if not panels:
         raise ValueError("panels: expected at least one, got none")
@@ -45,7 +45,6 @@ def loss_curves(
                 ax.axhline(at, color=style.GREY, linewidth=1, zorder=0)
                 ax.text(steps[-1], at, words, color=style.GREY, fontsize=8, ha="right", va="bottom")
             ax.set(title=name, xlabel="training step (log scale)", xscale="log", yscale="log")
-            ax.spines[["top", "right"]].set_visible(False)
             ax.yaxis.set_major_formatter("{x:g}")
             ax.set_yticks([0.5, 1, 2, 5])
             ax.yaxis.set_minor_formatter(NullFormatter())

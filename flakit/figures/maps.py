@@ -1,10 +1,10 @@
-"""A row of maps of the same rows and columns: which array, in which colours, what holds nothing, what is lost.
+"""Rows of maps, declared: for each map its array, its colours, its empty cells and its wrong ones.
 
-    maps = Maps(canvas, {"made": Map("after exp", powers(-9, 9)), "kept": Map("after the mask", powers(-9, 9))},
+    maps = Maps(canvas, {"exp": Map("after exp", powers(-9, 9)), "masked": Map("after the mask", powers(-9, 9))},
                 left=0.5, top=0.4, size=(2, 2), rows="output i", columns="key j")
     maps.update(shown)
 
-A declaration instead of a loop over axes: pictures differ in their maps, not in how a row of them is drawn.
+Pictures differ in their maps, not in how a row of them is drawn.
 """
 
 import functools
@@ -23,7 +23,7 @@ from .marks import Marked, NonFiniteRings, Ring, whole_ticks
 
 @dataclass(frozen=True)
 class Scale:
-    """How numbers become colours: the colour map and its ends. log: by the power of ten of their size."""
+    """A colour scale: the colour map and its ends. log: colours follow log10 of the absolute value."""
 
     cmap: str
     low: float
@@ -31,7 +31,7 @@ class Scale:
     log: bool = False
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """What is coloured; infinities and NaN stay what they are."""
+        """Return the values to colour; infinities and NaN are unchanged."""
         if not self.log:
             return x
         sizes = np.abs(x)
@@ -40,35 +40,35 @@ class Scale:
 
 
 def signed(end: float = 1.0) -> Scale:
-    """Numbers of both signs, from -end to end."""
+    """The scale of signed numbers, from -end to end."""
     return Scale(style.SIGNED, -end, end)
 
 
 def sizes(low: float = 0.0, high: float = 1.0) -> Scale:
-    """Numbers of one sign, or whose sign does not matter, from low to high."""
+    """The scale of numbers of one sign, from low to high."""
     return Scale(style.MAGNITUDE, low, high)
 
 
 def powers(low: float, high: float) -> Scale:
-    """Sizes on a logarithmic scale, from 10^low to 10^high."""
+    """The logarithmic scale of absolute values, from 10^low to 10^high."""
     return Scale(style.MAGNITUDE, low, high, log=True)
 
 
 FUTURE = "future"
-"""Above the diagonal, where a token would read a later one."""
+"""Empty above the diagonal, where a token would read a later one."""
 ITSELF = "itself"
-"""The same, and the diagonal."""
+"""Empty on the diagonal as well."""
 
 
 @dataclass(frozen=True)
 class Map:
     """One map of a row.
 
-    array: its attribute of what is shown, [rows, columns]; default: the map's own name.
-    across: of a tensor [T, channels], whose tokens run from left to right as everywhere.
-    empty: FUTURE, ITSELF or an attribute of booleans; None: nothing, or zeros where the scale is logarithmic.
-    lost: what is wrong, an attribute of booleans [rows, columns], and its word. It has the colour of what is broken,
-    filled or, with hatched, over the numbers. note: words in the empty corner at the upper right.
+    array: the attribute of `shown` to draw, [rows, columns]; default: the map's own name.
+    across: whether the array is [T, channels]; tokens then run from left to right.
+    empty: FUTURE, ITSELF or an attribute of booleans [rows, columns]; None: no cell, or zeros on a logarithmic scale.
+    lost: wrong cells, an attribute of booleans [rows, columns], and a label for a ring around few of them. They are
+    filled with the colour of broken values or, with hatched, hatched over the numbers. note: text at the upper right.
     """
 
     title: str
@@ -82,12 +82,11 @@ class Map:
 
 
 class Maps(Mapping):
-    """The `HeatMap`s of a row by name, redrawn in place; cells can be pointed at under these names.
+    """The `HeatMap`s of a row. Persistent: `update` redraws in place. Cells can be pointed at under the maps' names.
 
-    left, top: of the first map, size: of each, in inches, width and height. rows, columns: what is counted along them;
-    the rows' ticks stand at the first map alone. labels: False where other axes beside the first map have them.
-    stacked: one under the other instead, with the columns' ticks at the last.
-    NaN and infinities too few to be seen get a ring.
+    left, top: of the first map, and size: width and height of each, in inches. rows, columns: labels of the axes; only
+    the first map has ticks along its rows, and labels=False removes those, too. stacked: one below the other instead,
+    ticks along the columns at the last one. NaN and infinities too few to be seen get a ring.
     """
 
     def __init__(
@@ -135,13 +134,13 @@ class Maps(Mapping):
         return len(self._maps)
 
     def entitle(self, name: str, title: str) -> None:
-        """Another title for a map."""
+        """Change the title of a map."""
         if self._titles[name].get_text() != title:
             self._titles[name].set_text(title)
             self._canvas.stale()
 
     def update(self, shown: object) -> None:
-        """The arrays of `shown`, its attributes or, of a mapping, its items."""
+        """Draw the arrays of `shown`, its attributes or, if it is a mapping, its items."""
         take = shown.__getitem__ if isinstance(shown, Mapping) else functools.partial(getattr, shown)
         for name, each in self._declared.items():
             x = np.asarray(take(each.array or name))
@@ -159,7 +158,7 @@ class Maps(Mapping):
                 ring.update(mask, each.lost[1])
 
     def bar(self, name: str, label: str = "", *, gap: float = 0.14, width: float = 0.12) -> Axes:
-        """A scale of a map's colours at the right of the row, as high as the maps; powers of ten where it is one."""
+        """Add a map's colour bar at the right of the row; its ticks are powers of ten on a logarithmic scale."""
         heat, declared = self._maps[name], self._declared[name].scale
         box, (across, _) = heat.ax.get_position(), self._canvas.figure.get_size_inches()
         cax = self._canvas.figure.add_axes(((self.right + gap) / across, box.y0, width / across, box.height))

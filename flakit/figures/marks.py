@@ -1,4 +1,4 @@
-"""What several pictures mark with: cells of one kind over a map, a ring around what is rare, bars as one path."""
+"""Marks over maps and plots: cells of one kind, rings around few of them, bars as one path, cells to point at."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,14 +12,14 @@ from .heatmap import outline, thinnest
 
 
 def whole_ticks(ax: Axes) -> Axes:
-    """Ticks at whole numbers, few of them; returns the axes."""
+    """Put a few ticks at whole numbers of both axes; return the axes."""
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     return ax
 
 
 class Marked:
-    """Marks cells of a map by filling or hatching: `update` takes a boolean matrix of the map's shape."""
+    """Cells of one kind, filled or hatched over a map: `update` takes a boolean matrix of the map's shape."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, zorder: float = 1.6, **look):
         self._ax = ax
@@ -35,9 +35,9 @@ class Marked:
 
 
 class Ring:
-    """A ring around cells that are too few or too small to be seen, with a word beside it.
+    """A ring, with a label, around cells that are too few or too small to be seen.
 
-    Cells that together take more than `most` pixels either way are seen without one.
+    Cells that span more than `most` pixels in either direction need none.
     """
 
     def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.BROKEN, most: float = 22.0):
@@ -51,13 +51,13 @@ class Ring:
             artist.set_visible(False)
 
     def update(self, mask: np.ndarray, word: str = "") -> None:
-        """Ring the true cells of a matrix of the map's shape; none, or enough to be seen, take the ring away."""
+        """Ring the true cells of a matrix of the map's shape; hide the ring if there are none, or enough to be seen."""
         rows, columns = np.nonzero(np.asarray(mask))
         shown = len(rows) > 0
         if shown:
             first = columns.min() - 0.5, rows.min() - 0.5
             last = columns.max() + 0.5, rows.max() + 0.5
-            # Pixels a unit of the axes, whichever way they run.
+            # Pixels per unit of the axes, in either direction.
             scale = np.abs(np.diff(self._ax.transData.transform([(0, 0), (1, 1)]), axis=0)[0])
             size = np.subtract(last, first) * scale
             shown = bool((size <= self._most).all())
@@ -67,7 +67,7 @@ class Ring:
             middle = np.add(first, last) / 2
             across, down = np.maximum(1.5 * size, 14) / scale
             self._ring.set(center=middle, width=across, height=down)
-            # The word lies beside the ring on the side with more room, and within the axes.
+            # The label lies on the side with more room, within the axes.
             low, high = sorted(self._ax.get_xlim())
             left = middle[0] > (low + high) / 2
             low, high = sorted(self._ax.get_ylim())
@@ -83,7 +83,7 @@ class Ring:
 
 
 class NonFiniteRings:
-    """Rings around the NaN and the infinities of a map, where they are too few to be seen."""
+    """Rings around the NaN and the infinities of a map where these are too few to be seen."""
 
     def __init__(self, canvas: Canvas, ax: Axes):
         self._rings = {
@@ -96,7 +96,7 @@ class NonFiniteRings:
 
 
 class Bars:
-    """A bar at every whole number, as one path: `update` takes where each ends and, if not at 0, where it begins."""
+    """A bar at every whole number, all of them one path: `update` takes their ends and where they begin."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, horizontal: bool = False, thick: float = 0.8, **look):
         self._horizontal, self._thick = horizontal, thick
@@ -105,7 +105,7 @@ class Bars:
         canvas.moving(self.patch)
 
     def update(self, ends: np.ndarray, begin: float = 0.0) -> None:
-        """A bar that ends where it begins, or at NaN, is not drawn."""
+        """Redraw; a bar that ends where it begins, or at NaN, is left out."""
         ends = np.asarray(ends, dtype=np.float64)
         at = np.flatnonzero(~np.isnan(ends) & (ends != begin))
         self.patch.set_visible(len(at) > 0)
@@ -116,16 +116,18 @@ class Bars:
         self.patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
 
 
-class Over:
-    """Cells over axes of any scale that can be pointed at: rows and columns of equal size, from the upper left."""
+class CellGrid:
+    """An invisible grid over axes of any scale, whose cells can be pointed at: equal rows and columns, from the upper
+    left."""
 
-    def __init__(self, canvas: Canvas, ax: Axes, name: str):
+    def __init__(self, canvas: Canvas, ax: Axes, name: str, rows: int = 0, columns: int = 0):
         self._canvas, self._name = canvas, name
         self._ax = canvas.figure.add_axes(ax.get_position())
         self._ax.set_axis_off()
+        self.update(rows, columns)
 
     def update(self, rows: int, columns: int) -> None:
-        """Without any there is nothing to point at."""
+        """Change the number of cells; there is nothing to point at where one is 0."""
         self._ax.set_visible(rows > 0 and columns > 0)
         if not self._ax.get_visible():
             return

@@ -1,4 +1,4 @@
-"""Efficiency against ranks: one sequence over many GPUs, as `bench.simulate` foretells it, and what was measured."""
+"""Efficiency against ranks: one sequence over many GPUs, predicted by `bench.simulate` and measured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,17 +16,17 @@ def over_ranks(
     *,
     height: float = 3.1,
 ) -> Picture:
-    """Panels side by side, in each a line for each name: the efficiency, 0 to 1, over each number of ranks.
+    """Draw panels side by side, a line per name: the efficiency, from 0 to 1, over the number of ranks.
 
-    measured: points (ranks, efficiency) of lines of the first panel, by their names.
+    measured: points (ranks, efficiency) of the first panel, by the name of their line.
     """
     for name, lines in panels.items():
         if len(lines) > len(style.LINES):
             raise ValueError(f"panels[{name!r}]: expected at most {len(style.LINES)} lines, got {len(lines)}")
         if any(len(line) != len(ranks) for line in lines.values()):
             raise ValueError(f"panels[{name!r}]: expected {len(ranks)} efficiencies like ranks for every line")
-    told = [f"{name}: {', '.join(lines)}" for name, lines in panels.items()]
-    picture = Picture(height, f"{title}: efficiency against ranks. {'; '.join(told)}".replace("$", ""), width=9.4)
+    summaries = [f"{name}: {', '.join(lines)}" for name, lines in panels.items()]
+    picture = Picture(height, f"{title}: efficiency against ranks. {'; '.join(summaries)}".replace("$", ""), width=9.4)
     with style.context():
         picture.figure.text(0.01, 0.985, title, va="top", fontsize=10)
         axes = picture.figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
@@ -42,7 +42,6 @@ def over_ranks(
             ax.minorticks_off()
             ax.xaxis.set_major_formatter("{x:g}")
             ax.yaxis.set_major_formatter(PercentFormatter(1))
-            ax.spines[["top", "right"]].set_visible(False)
             ax.legend(loc="lower left", handlelength=2.6)
         axes[0].set_ylabel("efficiency")
     return picture

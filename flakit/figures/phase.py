@@ -1,4 +1,4 @@
-"""A phase diagram: where on a grid of settings a computation is finite, how wrong it is there, and the law's border."""
+"""A phase diagram: where a computation is finite on a grid of settings, its error there, and the border by the law."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
 
-_ERRORS = (-8, 0)  # powers of ten
+_ERRORS = (-8, 0)  # ends of the scale, powers of ten
 _OUTLINE = [withStroke(linewidth=3.6, foreground="white")]
 _RAISED = {"linestyle": "", "marker": "x", "markersize": 8, "markeredgewidth": 2.2, "color": style.BLACK}
-_PIXELS = 1.5  # of the narrowest cell that a map can show
+_PIXELS = 1.5  # width of the narrowest cell of a map
 
 WORDS = Words() | {
     "law": "law",
@@ -35,12 +35,12 @@ WORDS = Words() | {
     "how wrong": "{what}: where it is finite, and how wrong",
     "line": "the line is the law: finite to its left",
 }
-"""Everything that stays written in the picture."""
+"""The fixed texts of the picture."""
 
 
 @dataclass(frozen=True)
 class Map:
-    """What was measured on a grid of rows (the last one on top) and columns, and what the law says of each row."""
+    """Measurements on a grid of rows (the last one on top) and columns, and the law of each row."""
 
     rows: Sequence
     """The values of the vertical axis."""
@@ -107,10 +107,9 @@ _NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
 
 
 class PhaseFigure:
-    """The measurement as a map, the law as a line over it; `update` redraws in place. Its cells are the map "cells".
+    """The measurement as a map, "cells", and the law as a line over it. Persistent: `update` redraws in place.
 
-    words: as in WORDS, in another language. law, raised: whether there is one, and whether errors were raised, to be
-    named beside the picture.
+    words: those of WORDS. law, raised: whether there is a law, and whether errors were raised, for the legend.
     """
 
     def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4, law: bool = True, raised: bool = False):
@@ -161,7 +160,7 @@ class PhaseFigure:
         canvas.moving(self._law, self._wrong, self._raised)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
-        """across, up: what the two axes are, with units."""
+        """Redraw. across, up: labels of the two axes, with units."""
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
         edges = np.log(measured.edges)
@@ -210,38 +209,38 @@ class PhaseFigure:
 
 
 def phase(
-    found: Sweep,
+    sweep: Sweep,
     across: str = "decay",
     up: str | None = None,
     *,
     tensor: str | None = None,
     law: Callable[[object], float] | Sequence[float] | None = None,
 ) -> PhaseFigure:
-    """A sweep over two axes as a phase diagram, the law over it; `.canvas` is the picture.
+    """Draw a sweep over two axes as a phase diagram with the law; `.canvas` is the picture.
 
-    across: the axis of (log) decays, of any sign, evenly spaced in the logarithm of their size; up: the other one.
-    tensor: the one whose finiteness and error is drawn; default: whether any is non-finite, and the largest error.
+    across: the axis of (log) decays, of either sign, evenly spaced in the logarithm of their size; up: the other one.
+    tensor: whose finiteness and error to draw; default: whether any tensor is non-finite, and the largest error.
     law: the largest |decay| that is finite, as a function of the other axis's value, or a number for each.
     """
-    if len(found.axes) != 2:
-        raise ValueError(f"found: expected a sweep over two axes, got {', '.join(found.axes)}")
-    one_of("across", across, found.axes)
-    up = next(name for name in found.axes if name != across) if up is None else one_of("up", up, found.axes)
-    names = found.tensors if tensor is None else (one_of("tensor", tensor, found.tensors),)
+    if len(sweep.axes) != 2:
+        raise ValueError(f"sweep: expected a sweep over two axes, got {', '.join(sweep.axes)}")
+    one_of("across", across, sweep.axes)
+    up = next(name for name in sweep.axes if name != across) if up is None else one_of("up", up, sweep.axes)
+    names = sweep.tensors if tensor is None else (one_of("tensor", tensor, sweep.tensors),)
     if not names:
-        raise ValueError("found: expected a sweep of tensors, got none that says which of its values are finite")
-    decay = np.abs(np.asarray(found.axes[across], dtype=float))
+        raise ValueError("sweep: expected a sweep of tensors, got none that says which of its values are finite")
+    decay = np.abs(np.asarray(sweep.axes[across], dtype=float))
     order = np.argsort(decay)
     steps = np.diff(np.log(decay[order])) if (decay > 0).all() and len(decay) > 1 else np.array([np.nan])
     if not np.allclose(steps, steps[0], rtol=1e-3) or not steps[0] > 0:
-        raise ValueError(f"across: expected decays evenly spaced in their logarithm, got {found.axes[across]}")
-    rows = found.axes[up]
-    turned = list(found.axes) != [up, across]
-    share, error = (_worst(found, names, kind) for kind in _KINDS)
+        raise ValueError(f"across: expected decays evenly spaced in their logarithm, got {sweep.axes[across]}")
+    rows = sweep.axes[up]
+    turned = list(sweep.axes) != [up, across]
+    share, error = (_worst(sweep, names, kind) for kind in _KINDS)
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
     limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
     title = WORDS.say("where" if error is None else "how wrong", what=tensor or WORDS["every"])
-    raised = np.vectorize(bool, otypes=[bool])(found.raised)
+    raised = np.vectorize(bool, otypes=[bool])(sweep.raised)
     raised = (raised.T if turned else raised)[:, order]
     figure = PhaseFigure(law=law is not None, raised=bool(raised.any()))
     figure.update(
@@ -255,9 +254,9 @@ def phase(
 _KINDS = {"finite": np.min, "l2": np.max}
 
 
-def _worst(found: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
-    """Over several tensors the least share of finite values, the largest error; None where none was measured."""
-    grids = [found.grids[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in found.grids]
+def _worst(sweep: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
+    """Return the lowest share of finite values, or the largest error, over several tensors; None if not measured."""
+    grids = [sweep.grids[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in sweep.grids]
     return _KINDS[kind](grids, axis=0) if grids else None
 
 

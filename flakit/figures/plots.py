@@ -1,4 +1,4 @@
-"""Still pictures for notebooks: matrices side by side, curves, ranges. Arrays in, a picture out.
+"""Static pictures for notebooks: matrices side by side, curves, ranges. Arrays in, a picture out.
 
 matrices({"read": read, "key": key}, rows="token i", columns="token j", label="exponent", signed=True)
 beside(my_state, state)
@@ -36,7 +36,7 @@ WORDS = Words() | {
 
 
 class Picture(Canvas):
-    """A canvas that is drawn once; `alt` says what it shows where it cannot be seen."""
+    """A canvas that is drawn once; `alt` describes it for those who do not see it."""
 
     def __init__(self, height: float, alt: str, *, width: float = WIDTH):
         super().__init__(width, height, dpi=DPI)
@@ -59,12 +59,12 @@ def matrices(
     height: float = 2.9,
     across: bool = False,
 ) -> Picture:
-    """Heat maps in a row under their names, one colour scale for all.
+    """Draw heat maps in a row, with one colour scale.
 
     panels: matrices [rows, columns], as tensors or arrays. NaN and inf are hatched.
-    across: of tensors [T, channels], whose tokens run from left to right as everywhere: they are the columns.
-    signed: colours around 0; limits: ends of the scale, default those of the finite values.
-    log: sizes on a logarithmic scale. empty: where a matrix holds nothing, a boolean array for all of them.
+    across: whether they are tensors [T, channels], whose tokens are to run from left to right, as columns.
+    signed: whether colours are symmetric around 0; limits: ends of the scale, by default those of the finite values.
+    log: whether the scale is logarithmic, of absolute values. empty: cells without a value, boolean, for all matrices.
     """
     if not panels:
         raise ValueError("panels: expected at least one matrix, got none")
@@ -104,8 +104,8 @@ def matrices(
 def _row(
     picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, most: int = 0, right: float = 0.75
 ) -> Maps:
-    """Maps across a picture, as wide as they get; most: as if so many stood there. bad: a legend of hatched cells.
-    right: inches for the colour scale."""
+    """Return maps that fill the width of a picture; most: leave room for this many. bad: whether to add a legend of
+    hatched cells. right: inches for the colour bar."""
     left, gap, top, bottom = 0.63, 0.2, 0.55 if bad else 0.33, 0.5
     width, height = picture.figure.get_size_inches()
     across = (width - left - right + gap) / max(len(maps), most, 2) - gap
@@ -134,13 +134,12 @@ def beside(
     before=None,
     across: bool = False,
 ) -> Picture:
-    """A learner's matrix, the expected one and what is between them, in one colour scale; non-finite cells hatched.
+    """Draw a learner's matrix, the expected one and their difference in one colour scale; non-finite cells are hatched.
 
-    rows, columns: what is counted along them, or the name of each. across: of tensors [T, channels], whose tokens run
-    from left to right as everywhere: they are the columns. before: a matrix like `expected` that is shown
-    first, as what the learner began with; then what is between yours and the expected is left out.
-    yours: a matrix like `expected` [rows, columns]; of anything else, such as the ... of an empty exercise, the picture
-    shows an empty frame and says what is missing.
+    yours: a matrix like `expected` [rows, columns]; for anything else, such as the ... of an empty exercise, the
+    picture shows an empty frame and says what is missing. rows, columns: a label, or the name of each.
+    across: whether they are tensors [T, channels], whose tokens are to run from left to right, as columns.
+    before: a matrix like `expected` that the learner began with, drawn first; the difference is then left out.
     """
     expected = np.asarray(expected, dtype=np.float64)
     if expected.ndim != 2 or not np.isfinite(expected).all():
@@ -198,9 +197,9 @@ def curves(
     markers: bool = False,
     ylim: tuple[float, float] | None = None,
 ) -> Picture:
-    """Lines over x, told apart by colour and dash. NaN and inf leave gaps.
+    """Draw lines over x that differ in colour and dash. NaN and inf leave gaps.
 
-    x: the same for all lines and laws, or one for each by name. laws: predictions, drawn dashed in black on the lines.
+    x: shared by all lines and laws, or one for each by name. laws: predictions, dashed in black over the lines.
     log: which axes are logarithmic, "x", "y" or "xy". levels: named horizontal lines. markers: dots at every value.
     """
     both = {**lines, **(laws or {})}
@@ -213,7 +212,6 @@ def curves(
     picture = Picture(height, WORDS.say("curves", title=title or ylabel, names=", ".join(both), xlabel=xlabel))
     with style.context():
         ax = picture.figure.add_axes((0.095, 0.165, 0.6, 0.835 - 0.07 * bool(title) - 0.02))
-        ax.spines[["top", "right"]].set_visible(False)
         for (name, y), look in zip(lines.items(), style.LINES, strict=False):
             ax.plot(along[name], _finite(y), **look, label=name, marker="o" if markers else None, markersize=4.5)
         for n, (name, y) in enumerate((laws or {}).items()):
@@ -248,7 +246,7 @@ def ranges(
     limits: Mapping[str, float] | None = None,
     title: str = "",
 ) -> Picture:
-    """A bar from low to high with a tick at the middle for each name (low, middle, high), on a logarithmic axis.
+    """Draw a bar from low to high with a tick at the middle, for each name, on a logarithmic axis.
 
     limits: named vertical lines, such as the decay at which something breaks.
     """
@@ -258,7 +256,7 @@ def ranges(
     height = picture.figure.get_figheight()
     with style.context():
         ax = picture.figure.add_axes((0.17, 0.52 / height, 0.8, 1 - (0.52 + above) / height))
-        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["left"].set_visible(False)
         for row, (low, middle, high) in enumerate(spans.values()):
             ax.barh(row, high - low, left=low, height=0.5, color=style.SKY, zorder=2)
             ax.plot([middle], [row], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=3)

@@ -1,4 +1,4 @@
-"""Measured times against the floor: case by case in milliseconds, and as operations a second under the roofline.
+"""Measured times against the floor: per case in milliseconds, and as operations per second under the roofline.
 
 speed(recorded.read("h200_speed").rows, copy_tb_s=4.3, tflops=790)
 """
@@ -24,7 +24,7 @@ _LOOKS = (
 )
 """Colour and shape of each competitor; ours is the first."""
 
-_LANE, _WIDE = 0.19, 8.0  # inches
+_LANE, _WIDE = 0.19, 8.0  # height of a lane, smallest width of the wide layout; inches
 
 
 def speed(
@@ -37,11 +37,11 @@ def speed(
     width: float = 9.4,
     roofline: bool = True,
 ) -> Picture:
-    """Above, a lane for each case: the floor, and how long each implementation took. Below, the roofline, if wanted.
+    """Draw a lane per case, with its floor and the time of each implementation, and the roofline below, if wanted.
 
-    rows: those of `flakit bench --json`, or of a recording. A decode is shown by its forward, which is all it has.
-    copy_tb_s, tflops: what the device does at most, as in the recording's meta: 10^12 bytes a second of a copy, read
-    and written, and 10^12 operations a second.
+    rows: of `flakit bench --json`, or of a recording. A decode step has a forward only.
+    copy_tb_s, tflops: the device's peaks, as in the recording's meta: 10^12 bytes per second of a copy, read plus
+    written, and 10^12 operations per second.
     what: "both", a forward with all gradients, or "forward". title: e.g. where the rows were recorded.
     """
     lanes: dict[str, dict[str, Mapping]] = {}
@@ -54,22 +54,22 @@ def speed(
     if len(names) > len(_LOOKS):
         raise ValueError(f"rows: expected at most {len(_LOOKS)} who, got {', '.join(names)}")
     looks = dict(zip(names if _OURS in names else ["", *names], _LOOKS, strict=False))
-    told = {"both": "forward and all gradients", "forward": "forward"}[what]
+    label = {"both": "forward and all gradients", "forward": "forward"}[what]
 
     wide = width >= _WIDE
-    beside = 2.72 if wide else 2.36  # inches for the words of the lanes
+    beside = 2.72 if wide else 2.36  # inches for the labels of the lanes
     above, between, below = 0.62 if wide else 0.98, 0.86 if roofline else 0.0, 0.5
     tall, roof = _LANE * len(lanes), (2.6 if wide else 2.4) if roofline else 0.0
     height = above + tall + between + roof + below
     times = [f"{case}: {_ratios(lane, what, copy_tb_s, tflops)}" for case, lane in lanes.items()]
-    picture = Picture(height, f"{title or told}: times as multiples of the floor. {'; '.join(times)}", width=width)
+    picture = Picture(height, f"{title or label}: times as multiples of the floor. {'; '.join(times)}", width=width)
     with style.context():
         figure = picture.figure
-        figure.text(0.1 / width, 1 - 0.08 / height, title or told, va="top", fontsize=10)
+        figure.text(0.1 / width, 1 - 0.08 / height, title or label, va="top", fontsize=10)
         lower = picture.axes(beside, above, width - beside - 0.72, tall)
         _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
         decodes = any(row.get("decode") for lane in lanes.values() for row in lane.values())
-        lower.set_xlabel(f"ms (log scale): {told}{'; of a decode the forward' if decodes else ''}")
+        lower.set_xlabel(f"ms (log scale): {label}{'; of a decode the forward' if decodes else ''}")
         figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
         if roofline:
             under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
@@ -83,7 +83,7 @@ def speed(
 
 
 def _timed(row: Mapping, what: str) -> str:
-    """Which of a row's times is shown."""
+    """Return which of a row's times to show."""
     if what not in WHAT:
         raise ValueError(f"what: expected one of {', '.join(WHAT)}, got {what!r}")
     return "forward" if row.get("decode") else what
@@ -124,7 +124,7 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_formatter("{x:g}")
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["left"].set_visible(False)
 
 
 def _inches(ax: Axes) -> float:
@@ -132,7 +132,7 @@ def _inches(ax: Axes) -> float:
 
 
 def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: float, tflops: float) -> None:
-    """Operations a second over operations a byte, both of the floor: no point lies above the roof.
+    """Draw operations per second over operations per byte, both of the floor: no point lies above the roof.
 
     The roof is that of 16-bit products, so rows in float32 are left out.
     """
@@ -161,4 +161,3 @@ def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: fl
     ax.yaxis.set_major_formatter("{x:g}")
     words = f"the roof: {copy_tb_s:.3g} · 10¹² bytes and\n{tflops:.3g} · 10¹² operations a second"
     ax.text(0.02, 0.97, words, transform=ax.transAxes, va="top", fontsize=8.5)
-    ax.spines[["top", "right"]].set_visible(False)

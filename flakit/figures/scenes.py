@@ -1,7 +1,7 @@
 """What the stepper draws for each operator: its equations as rows of matrices, forward and backward.
 
-The names are the fields of the steps that the operator's `reference.steps` yields, so the picture shows the very
-numbers of the text a learner reads.
+The names are the fields of the steps that the operator's `reference.steps` yields: the picture shows the numbers of
+the text that a learner reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from ..language import label, say
 from ..numerics.words import number
 
 Terms = tuple[tuple[str, ...], ...]
-"""A sum of products of arrays by name, summed over every axis that the result has not; "-" is a factor of -1."""
+"""A sum of products of named arrays, summed over every axis that the result lacks; "-" is a factor of -1."""
 
-Said = tuple[str, str]
+Formula = tuple[str, str]
 """A formula, and the same with its numbers."""
 
 
@@ -23,12 +23,12 @@ Said = tuple[str, str]
 class Block:
     """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out.
 
-    border: where two tables stand side by side in the matrix, an array with as many columns as the first.
+    border: of a matrix made of two tables side by side, an array with as many columns as the first.
     """
 
     matrix: str
     title: str
-    sign: str = ""  # what joins it to the block before
+    sign: str = ""  # what joins it to the previous block
     left: str | None = None
     top: str | None = None
     right: str | None = None
@@ -50,14 +50,14 @@ class Scene:
     """What the stepper draws for one operator.
 
     forward, backward: the equations of each pass.
-    derived: per pass, arrays that the steps do not hold, made in this order from those they do.
-    groups: matrices that share a colour scale, by the scale's label.
-    decay: the vector of what survives a step; decays: what each of its entries belongs to.
-    followed: per pass, the matrix whose size is followed along time, and the words above it.
-    labels: how a vector is written where it is not its name with an index t.
-    words: how a readout writes a name where the name does not say it.
-    axes: of every array, a letter each; "*" for one that no other array has.
-    terms: what each array is made of; where that is no sum of products, what says it for a frame and a cell.
+    derived: per pass, arrays computed in this order from the fields of a step.
+    groups: matrices that share a colour scale, by the label of the scale.
+    decay: the vector of surviving shares; decays: what each of its entries belongs to.
+    followed: per pass, the matrix whose size is drawn over time, and the title of that plot.
+    labels: of vectors, where it is not the name with an index t.
+    words: names in a readout, where they differ from the arrays' own.
+    axes: of every array, a letter per axis; "*" for an axis that no other array has.
+    terms: the sum of products that each array is, or a function that formats it for a frame and a cell.
     """
 
     forward: tuple[Row, ...]
@@ -67,7 +67,7 @@ class Scene:
     decay: str
     followed: Mapping[str, tuple[str, str]]
     axes: Mapping[str, str]
-    terms: Mapping[str, Terms | Callable[[Mapping[str, np.ndarray], tuple[int, ...]], Said]]
+    terms: Mapping[str, Terms | Callable[[Mapping[str, np.ndarray], tuple[int, ...]], Formula]]
     decays: str = "row of the state"
     labels: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
@@ -79,20 +79,20 @@ class Scene:
         return label(self.words.get(name, name))
 
     def outputs(self, which: str) -> tuple[str, ...]:
-        """The vectors that come out of a pass."""
+        """Return the vectors that come out of a pass."""
         blocks = [block for row in getattr(self, which) for block in row.blocks]
         return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
 
     def symbol(self, name: str, t: int) -> str:
-        """A name with its token; what belongs to the token before says so."""
+        """Return a name with the index of its token, t or t - 1."""
         if name in ("scale", "u"):
             return label(name)
         return f"{self.word(name)}_{t - name.endswith('_before')}"
 
-    def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Said | None:
-        """How a cell of an array came about: the formula, and its numbers; None for what comes from outside of t.
+    def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Formula | None:
+        """Return the formula of a cell, and the same with its numbers; None if it is an input of step t.
 
-        Of a sum over an axis the two largest products are said, and how many more there are.
+        A sum over an axis shows its two largest products, and how many more there are.
         """
         terms = self.terms.get(name)
         if terms is None or callable(terms):
@@ -106,21 +106,21 @@ class Scene:
             inner = [x for x in factors if x not in outer]
             words = [self.symbol(x, t) for x in outer], [self.symbol(x, t) for x in inner]
             formulas.append(sign + " ".join([*words[0], *(["Σ", *words[1]] if inner else [])]))
-            shown = [_said(_entries(frame[x], self.axes.get(x, ""), here)) for x in outer]
+            shown = [_number(_entries(frame[x], self.axes.get(x, ""), here)) for x in outer]
             if inner:
                 arrays = [_entries(frame[x], self.axes[x], here) for x in inner]
-                products = _products(arrays) if sums == 1 else _said(_total(arrays))
+                products = _products(arrays) if sums == 1 else _number(_total(arrays))
                 shown.append(f"({products})" if outer and sums == 1 else products)
             numbers.append(sign + " · ".join(shown))
         return " ".join(formulas).removeprefix("+ "), " ".join(numbers).removeprefix("+ ")
 
 
 def _entries(x: np.ndarray, axes: str, here: Mapping[str, int]) -> np.ndarray:
-    """The entries of an array at a cell: a number, or one for every place of the axis that is summed over."""
+    """Return the entries of an array at a cell: a number, or one per index of the axis that is summed over."""
     return np.asarray(x)[tuple(here.get(axis, slice(None)) for axis in axes)]
 
 
-def _said(x: np.ndarray) -> str:
+def _number(x: np.ndarray) -> str:
     return number(x, 3)
 
 
@@ -135,13 +135,13 @@ def _products(arrays: list[np.ndarray]) -> str:
         sizes = np.abs(np.prod(arrays, axis=0))
     sizes[np.isnan(sizes)] = np.inf
     largest = sorted(np.argsort(-sizes, kind="stable")[:2])
-    words = " + ".join(" · ".join(_said(x[n]) for x in arrays) for n in largest)
+    words = " + ".join(" · ".join(_number(x[n]) for x in arrays) for n in largest)
     more = sizes.size - len(largest)
     return words + say(" + {more} smaller").format(more=more) if more else words
 
 
 def _axes(**names: str) -> dict[str, str]:
-    """The axes of every array from the arrays of every kind of axes."""
+    """Return the axes of every array, from the arrays with given axes."""
     return {name: axes.replace("_", "*") for axes, group in names.items() for name in group.split()}
 
 
@@ -149,22 +149,22 @@ def _sum(*terms: str) -> Terms:
     return tuple(tuple(term.split()) for term in terms)
 
 
-def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
+def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
     z = np.float64(frame["scores"])
     with np.errstate(all="ignore"):
         total = z.max() + np.log(np.exp(z - z.max()).sum())
     return "e^z / Σ e^z", f"e^({number(z[cell])} - {number(total)})"
 
 
-def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
+def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
     p, dp = np.float64(frame["p"]), np.float64(frame["dp"])
     with np.errstate(all="ignore"):
         mean = float((p * dp).sum())
     return "p (dp - Σ p dp)", f"{number(p[cell])} · ({number(dp[cell])} - {number(mean)})"
 
 
-def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Said:
-    """Values of a slot first, then its keys."""
+def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
+    """Format a cell of "passed": columns of a slot's values first, then of its keys."""
     slot, column = cell
     V = frame["hv_before"].shape[1]
     if column < V:
@@ -434,7 +434,7 @@ SCENES: dict[str, Scene] = {
                 "hv_kept": lambda f: f["decay"][:, None] * f["hv_before"],
             },
             "backward": {
-                # One row a slot: its values beside its keys.
+                # A row per slot: its values beside its keys.
                 "passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1)
             },
         },

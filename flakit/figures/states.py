@@ -1,4 +1,4 @@
-"""States side by side in time: the state of a recurrence as a row of pictures under one colour scale."""
+"""A recurrence's states over time, side by side in one colour scale."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from . import style
 from .maps import Map, Maps, signed
 from .plots import WIDTH, Picture
 
-# Where things are, in inches.
+# The layout, in inches.
 _LEFT, _RIGHT, _GAP, _TOP, _BOTTOM = 0.75, 0.75, 0.12, 0.55, 0.3
 
 
 def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, title: str) -> Picture:
-    """A picture of each state [K, V] from left to right, non-finite cells hatched.
+    """Draw each state [K, V] from left to right, non-finite cells hatched.
 
-    titles: words above each picture; rows: the name of each of the K rows; title: words above all.
+    titles: one per state; rows: the name of each of the K rows; title: of the picture.
     """
     states = [np.asarray(state, dtype=np.float64) for state in states]
     if len(titles) != len(states):

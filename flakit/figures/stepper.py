@@ -1,4 +1,4 @@
-"""One time step of a recurrence as a picture: what is read, what is kept, what is written, and where in time this is.
+"""One time step of a recurrence: what it reads, what survives, what it writes, and its place in time.
 
 A `Scene` says what to draw for an operator.
 """
@@ -22,9 +22,9 @@ Frame = Mapping[str, np.ndarray]
 
 
 def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]:
-    """The arrays of every step of the first batch entry and head: {"forward": […], "backward": […]}, each over t.
+    """Return the arrays of every step of the first batch entry and head: {"forward": […], "backward": […]}, over t.
 
-    steps: what `reference.steps` yields. constants: what all steps share, by name: vectors are given per head [H, …].
+    steps: what `reference.steps` yields. constants: shared by all steps, by name; vectors are [H, …].
     A backward frame holds the forward arrays of its t as well; without a backward pass its list is empty.
     """
     shared = {name: np.asarray(x[0] if np.ndim(x) else x) for name, x in constants.items()}
@@ -34,11 +34,11 @@ def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]
         which = "backward" if seen else "forward"
         frame = dict(passes["forward"][step.t] if seen else shared)
         frame |= {name: np.asarray(x[0, 0]) for name, x in step._asdict().items() if name != "t"}
-        with np.errstate(all="ignore"):  # a state that overflows is something to show
+        with np.errstate(all="ignore"):  # a state may overflow
             for name, derive in scene.derived[which].items():
                 frame[name] = derive(frame)
         passes[which][step.t] = frame
-    return {which: [found[t] for t in sorted(found)] for which, found in passes.items()}
+    return {which: [by_t[t] for t in sorted(by_t)] for which, by_t in passes.items()}
 
 
 WORDS = Words() | {
@@ -48,12 +48,12 @@ WORDS = Words() | {
 }
 
 DECAYS = "decays over time"
-"""The map of what survives at every step: a row for each entry of the decay, a column for each token."""
+"""The map of what survives each step: a row per entry of the decay, a column per token."""
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where things are, in inches."""
+    """The layout, in inches."""
 
     height: float
     left: float
@@ -76,13 +76,13 @@ _PLACES = {
     False: _Places(3.88, 0.42, 1.87, (1.3, 0.82), (3.87, 2.27), (3.6, 0.22, 2.2, 0.27), None, (4.81, 0.51)),
 }
 _WIDE = 9.0
-"""Inches from which on there is room for the wide places."""
+"""The smallest width of the wide layout, in inches."""
 
 
 class Stepper:
-    """The persistent picture of one pass of a scene: `load` a run, then `show(t)` and `canvas.png()`.
+    """One pass of a scene. Persistent: `load` a run, then `show(t)` and `canvas.png()`.
 
-    Every matrix and every vector can be pointed at by its name; where one is drawn again, by its name and a number.
+    Cells can be pointed at in the map of every matrix and vector, by its name, with a number where it is drawn again.
     """
 
     def __init__(self, scene: Scene, which: str, width: float = 9.4):
@@ -103,7 +103,7 @@ class Stepper:
             self._ends = {label: self._draw_scale(n, label) for n, label in enumerate(self._groups())}
             self._draw_timeline()
 
-    # Built once.
+    # Drawn once.
 
     def _axes(self, left: float, bottom: float, width: float, height: float):
         across, up = self._width, self._places.height
@@ -147,7 +147,7 @@ class Stepper:
                 self._draw_vector(block.bottom, left, bottom - _GAP - _STRIP, column=False, out=True)
 
     def _draw_vector(self, name, left, bottom, *, column: bool, out: bool = False, free: bool = False) -> None:
-        """free: nothing stands to the right of the label below a column."""
+        """Draw a vector. free: whether there is room to the right of the label below a column."""
         width, height = self._places.matrix
         axes = self._axes(left, bottom, *((_STRIP, height) if column else (width, _STRIP)))
         cmap = style.MAGNITUDE if name == self.scene.decay else style.SIGNED
@@ -158,7 +158,7 @@ class Stepper:
             x, y = (left + (not free) * _STRIP, bottom - 0.1) if column else (left - 0.04, bottom + 0.07)
             self._text(x, y, label, ha="left" if free else "right", color=style.letter(name))
             return
-        # Results stand on the other side.
+        # Results lie on the other side.
         x, y = (left, bottom + height + 0.1) if column else (left + width + 0.03, bottom + 0.06)
         self._text(
             x, y, label if column else rf"$\rightarrow\,${label}", ha="left", color=style.letter(name), weight="bold"
@@ -171,7 +171,7 @@ class Stepper:
         return {label: names for label, names in shown.items() if names}
 
     def _draw_scale(self, n: int, label: str):
-        """A colour scale; the numbers at its ends move, so that new limits do not cost a full redraw."""
+        """Draw a colour bar; the numbers at its ends are moving artists, so that new limits need no full redraw."""
         at = self._places
         if self.wide:
             left, bottom, width, words = at.left + n * at.slot, 0.06, 0.8, (at.left + n * at.slot, 0.27)
@@ -220,6 +220,7 @@ class Stepper:
 
     def _draw_sizes(self, ax) -> None:
         _, label = self.scene.followed[self.which]
+        ax.spines[:].set_visible(True)
         ax.set_title(say(label), fontsize=9, pad=3)
         ax.set(xlabel=WORDS["t"], ylabel=WORDS["size"])
         ax.xaxis.labelpad = 1
@@ -235,10 +236,10 @@ class Stepper:
         self.canvas.labels(ax.yaxis)
         self.canvas.moving(*self._gone.values(), self._line, self._here)
 
-    # Changed with every run and every step.
+    # Redrawn for every run and every step.
 
     def load(self, run: Sequence[Frame], *, magnitude: bool = False) -> None:
-        """Take a run of this pass, a frame a time step; colours keep their limits for all of it.
+        """Load a run of this pass, a frame per time step, and set the limits of the colours for all of it.
 
         magnitude: colour by log10 of the absolute value instead of the signed value.
         """
@@ -288,10 +289,10 @@ class Stepper:
         if self._sizes:
             self._here.set_data([t], [self._size[t]])
 
-    # Cells that are pointed at.
+    # Cells to point at.
 
     def entry(self, cell: Cell) -> tuple[str, tuple[int, ...]]:
-        """The array whose cell this is, and the place in it; of `DECAYS` its row alone."""
+        """Return the array of a cell and the index in it; for `DECAYS` the row only."""
         if cell.map == DECAYS:
             return self.scene.decay, (cell.row,)
         name, *_ = cell.map.split()
@@ -301,18 +302,18 @@ class Stepper:
         return name, (cell.row if column else cell.column,)
 
     def beside(self, cell: Cell, t: int) -> list[tuple[str, int | None, int | None]]:
-        """The same row and column in every other map that has them, and the token t among the decays."""
+        """Return the same row and column in every other map that has them, and token t of the decays."""
         name, place = self.entry(cell)
         here = dict(zip(self.scene.axes[name], place, strict=True))
-        found = []
+        places = []
         for name, heats in self._matrices.items():
             rows, columns = (here.get(axis) for axis in self.scene.axes[name])
-            found += [(heat.name, rows, columns) for heat in heats]
+            places += [(heat.name, rows, columns) for heat in heats]
         for name, heats in self._vectors.items():
             at = here.get(self.scene.axes[name])
-            found += [(heat.name, at, None) if column else (heat.name, None, at) for heat, column in heats]
-        found.append((DECAYS, here.get(self.scene.axes[self.scene.decay]), t))
-        return [each for each in found if each[0] != cell.map and each[1:] != (None, None)]
+            places += [(heat.name, at, None) if column else (heat.name, None, at) for heat, column in heats]
+        places.append((DECAYS, here.get(self.scene.axes[self.scene.decay]), t))
+        return [each for each in places if each[0] != cell.map and each[1:] != (None, None)]
 
     def _set_colours(self, heats: Iterable[HeatMap], names: Iterable[str]) -> tuple[float, float]:
         smallest, largest = _range(self.run, names)
@@ -327,13 +328,13 @@ class Stepper:
         if not self.magnitude:
             return x
         x = np.abs(x)
-        return np.log10(np.where(x == 0, np.finfo(np.float64).tiny, x))  # -inf would be hatched as non-finite
+        return np.log10(np.where(x == 0, np.finfo(np.float64).tiny, x))  # -inf would be hatched as not finite
 
 
 def _range(run: Sequence[Frame], names: Iterable[str]) -> tuple[float, float]:
-    """What colours reach from and to: the magnitudes of these arrays over the run, at least two decades of them.
+    """Return the ends of the colours: log10 of the magnitudes of these arrays over the run, at least two decades.
 
-    The last percent at each end is left to the colour there, or a single large cell would leave the others pale.
+    One percent is cut off at each end: otherwise a single large cell would leave the others pale.
     """
     x = np.abs(np.concatenate([np.ravel(frame[name]) for frame in run for name in names]), dtype=np.float64)
     x = x[np.isfinite(x) & (x > 0)]
@@ -344,7 +345,7 @@ def _range(run: Sequence[Frame], names: Iterable[str]) -> tuple[float, float]:
 
 
 def _log_rms(x: np.ndarray) -> float:
-    """log10 of the root mean square; NaN where that is no finite number, so that a line has a gap there."""
+    """Return log10 of the root mean square; NaN, a gap in a line, where that is not finite."""
     with np.errstate(all="ignore"):
         size = np.log10(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
     return size if np.isfinite(size) else np.nan

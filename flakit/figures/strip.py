@@ -1,4 +1,4 @@
-"""Cells with a word in each, such as memory address by address."""
+"""Cells with a text in each, such as the addresses of a memory."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ from .heatmap import HeatMap
 
 
 class Strip:
-    """A small `HeatMap` with a label in every cell, redrawn in place; `how` are options of the HeatMap."""
+    """A `HeatMap` of few cells with a text in each. Persistent: `update` redraws in place. options: of the HeatMap."""
 
-    def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **how):
-        self._heat = HeatMap(canvas, ax, **how)
+    def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **options):
+        self._heat = HeatMap(canvas, ax, **options)
         self._words = [
             [ax.text(x, y, "", ha="center", va="center_baseline", fontsize=size, zorder=5) for x in range(columns)]
             for y in range(rows)
         ]
-        # Words stand on cells whose colour moves, so that they cannot be put back as pixels.
+        # The cells below them change, so that these texts cannot be restored as pixels.
         canvas.moving(*(text for row in self._words for text in row))
 
     def update(self, values: np.ndarray, words: Sequence[Sequence[str]], empty: np.ndarray | None = None) -> None:
-        """Values and words by row and column; cells beyond them are left out, NaN is hatched."""
+        """Redraw. values, words: by row and column; cells beyond them are left out, NaN is hatched."""
         values = np.asarray(values, dtype=np.float64)
         self._heat.update(values, empty=empty)
         low, high = self._heat.colours.get_clim()

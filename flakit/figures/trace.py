@@ -1,5 +1,5 @@
-"""Where values stop being finite: the first bad tile, the programs of its grid, the family tree after it, and how far
-each exponential is from its end."""
+"""The first tile with a non-finite value, the programs of its grid, the tree of tiles that inherit it, and the headroom
+of each exponential."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from . import style
 from .canvas import Canvas
 from .fonts import FAMILY
 from .heatmap import HeatMap
-from .marks import Over, whole_ticks
+from .marks import CellGrid, whole_ticks
 
 WORDS = Words() | {
     "tree": "What came of it",
@@ -25,14 +25,14 @@ WORDS = Words() | {
     "over": "{room:.2f} over",
     "left": "{room:.2f} left",
 }
-"""Everything that stays written in the picture."""
+"""The fixed texts of the picture."""
 
 _CODE = ["monospace", FAMILY]
-_WIDE = 9.0  # inches from which there is room for the wide layout
+_WIDE = 9.0  # smallest width of the wide layout, inches
 
 
 class Branch(NamedTuple):
-    """One node of the tree. depth: 0 for a root; nan: whether it holds NaN, else infinities alone."""
+    """A node of the tree. depth: 0 for a root; nan: whether it holds NaN, else infinities only."""
 
     depth: int
     where: str
@@ -41,7 +41,7 @@ class Branch(NamedTuple):
 
 
 class Room(NamedTuple):
-    """An exponential of the source, its largest exponent and what that has left to overflow, in e-folds."""
+    """An exponential of the source, its largest exponent, and the distance from there to overflow, in e-folds."""
 
     where: str
     largest: float
@@ -49,7 +49,7 @@ class Room(NamedTuple):
 
 
 class TraceFigure:
-    """`update` redraws in place. Cells are NaN or infinite where a lane or a program is, and 0 elsewhere.
+    """Persistent: `update` redraws in place. A cell is NaN or infinite where its lane or program is, and 0 elsewhere.
 
     Cells can be pointed at in the maps "tile" and "programs", rows in "tree" and "rooms". width: inches.
     """
@@ -59,7 +59,7 @@ class TraceFigure:
         height, left, across = (4.3, 0.42, 2.75) if wide else (3.85, 0.4, 1.55)
         self.canvas = Canvas(width, height)
         self._branches, self._lines = (7, 4) if wide else (5, 4)
-        self._most = 66 if wide else 42  # letters of code that have room
+        self._most = 66 if wide else 42  # letters of code that fit
         self._narrow = not wide
         tree = left + across + 0.25, width - left - across - 0.33
         with style.context():
@@ -82,7 +82,7 @@ class TraceFigure:
             self._tree = self.canvas.axes(tree[0], 0.76, tree[1], each * (self._branches + 0.2))
             top = 0.76 + each * (self._branches + 0.2) + 0.3
             self._rooms = self.canvas.axes(tree[0], top, tree[1], height - top - 0.08)
-            self._over = Over(self.canvas, self._tree, "tree"), Over(self.canvas, self._rooms, "rooms")
+            self._cells = CellGrid(self.canvas, self._tree, "tree"), CellGrid(self.canvas, self._rooms, "rooms")
         self.canvas.labels(self._title, self._subtitle)
 
     def update(
@@ -101,11 +101,10 @@ class TraceFigure:
         rooms: Sequence[Room] = (),
         more: int = 0,
     ) -> None:
-        """tile [rows, columns] and programs likewise (None: no grid), with the cell of each that was first.
+        """Redraw. tile, programs: [rows, columns] (None: no grid); lane, program: the first non-finite cell of each.
 
-        tile_name, programs_name: what a narrow picture says in two lines is parted by " · ". empty: cells of `programs`
-        that are none. tree: from a root down, parents before children; more: nodes left out.
-        rooms: the tightest first.
+        tile_name, programs_name: titles; a narrow picture breaks them at " · ". empty: cells of `programs` that are not
+        part of the grid. tree: parents before children; more: the number of nodes left out. rooms: the tightest first.
         """
         self._title.set_text(title)
         self._subtitle.set_text(cut(subtitle, self._most + (40 if not self._narrow else 34)))
@@ -151,16 +150,16 @@ class TraceFigure:
         left = more + len(tree) - len(shown)
         if left:
             ax.text(0.012, len(shown), WORDS.say("more", n=left), fontsize=8.5, color=style.GREY, va="center")
-        self._over[0].update(len(shown), 1)
+        self._cells[0].update(len(shown), 1)
 
     def _fill(self, rooms: Sequence[Room]) -> None:
-        """A bar for each exponential: the share of the format's exponents that its largest one takes."""
+        """Draw a bar per exponential: its largest exponent as a share of the largest finite one."""
         ax, shown = self._rooms, rooms[: self._lines]
         ax.clear()
         ax.axis("off")
         ax.set(xlim=(0, 1), ylim=(self._lines - 0.5, -0.5))
         if not shown:
-            self._over[1].update(0, 1)
+            self._cells[1].update(0, 1)
             return
         title = WORDS["rooms" if len(rooms) == len(shown) else "tightest"]
         ax.set_title(title.format(n=len(rooms)), fontsize=9.5)
@@ -178,11 +177,11 @@ class TraceFigure:
                 text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
             ax.text(bar + 0.015, i, cut(room.where, int(self._most * (end - bar))), fontsize=8.5, family=_CODE,
                     va="center")  # fmt: skip
-        self._over[1].update(len(shown), 1)
+        self._cells[1].update(len(shown), 1)
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or as much of it as `most` letters take; a Chinese character is as wide as two."""
+    """Return the text, cut to `most` letters; a Chinese character counts as two."""
     ends = accumulate(1 + (unicodedata.east_asian_width(x) in "WF") for x in text)
     fits = sum(end <= most for end in ends)
     return text if fits == len(text) else text[: fits - 1] + "…"

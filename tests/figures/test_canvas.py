@@ -10,7 +10,7 @@ from PIL import Image
 
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
-from flakit.figures.marks import Over
+from flakit.figures.marks import CellGrid
 
 
 def line(y, title=""):
@@ -79,7 +79,7 @@ def test_a_denser_png_shows_the_same_and_leaves_redraws_as_they_were():
 
 def test_axes_of_any_scale_can_be_divided_into_cells():
     canvas, artist, _ = line([1, 2, 3])
-    over = Over(canvas, artist.axes, "all")
+    over = CellGrid(canvas, artist.axes, "all")
     for rows, columns in ((1, 3), (4, 2)):
         over.update(rows, columns)
         assert canvas.maps == {"all": (rows, columns)}

@@ -6,7 +6,7 @@ import pytest
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
 from flakit.figures.heatmap import HeatMap
-from flakit.figures.marks import Bars, Marked, NonFiniteRings, Over, Ring, whole_ticks
+from flakit.figures.marks import Bars, CellGrid, Marked, NonFiniteRings, Ring, whole_ticks
 
 
 def pixels(canvas):
@@ -111,7 +111,7 @@ def test_cells_over_a_logarithmic_scale_can_be_pointed_at():
     with style.context():
         ax = canvas.axes(0.5, 0.5, 1, 1)
         ax.set(yscale="log", ylim=(1e-9, 10), xlim=(-0.5, 3.5))
-        over = Over(canvas, ax, "bars")
+        over = CellGrid(canvas, ax, "bars")
     over.update(1, 4)
     assert canvas.maps == {"bars": (1, 4)}
     assert canvas.cell(0.30, 0.7) == Cell("bars", 0, 0) and canvas.cell(0.70, 0.3) == Cell("bars", 0, 3)

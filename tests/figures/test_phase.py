@@ -170,7 +170,7 @@ def test_what_was_raised_is_a_mark_with_its_name():
     "over, how, message",
     [
         ({"T": [8], "decay": [-1.0, -2.0, -3.0]}, {}, "across: expected decays evenly spaced in their logarithm"),
-        ({"decay": [-1.0, -2.0]}, {"T": 8}, "found: expected a sweep over two axes, got decay"),
+        ({"decay": [-1.0, -2.0]}, {"T": 8}, "sweep: expected a sweep over two axes, got decay"),
     ],
 )
 def test_a_sweep_that_is_no_phase_diagram_is_refused(over, how, message):

@@ -66,6 +66,7 @@ class Picture(Drawing):
             self._maps["o"].ax.set_yticks([])
             between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT)
             self._off = self._axes(width - bars - 0.12, bars, WORDS["off"], "")
+            self._off.spines[:].set_visible(True)
             self._off.set(xlim=(0, 1.95), yticks=[], xticks=[])
             self._between = between
             between.set_axis_off()

@@ -11,7 +11,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import Map, Maps, powers, signed
-from ...figures.marks import Marked, Over, whole_ticks
+from ...figures.marks import CellGrid, Marked, whole_ticks
 from ...language import Words, say
 from ..laws import LN_MAX
 from . import SCHEMES, Shown
@@ -106,6 +106,7 @@ class Picture(Drawing):
 
     def _draw_sums(self, ax) -> None:
         self._sums = whole_ticks(ax)
+        ax.spines[:].set_visible(True)
         ax.set_title(WORDS["sums"], fontsize=9, pad=4)
         ax.set(xlabel=WORDS["gi"], ylabel=WORDS["row"])
         ax.xaxis.set_major_locator(MaxNLocator(2))
@@ -121,7 +122,7 @@ class Picture(Drawing):
         ax.legend(
             handles=handles, loc="lower right", borderaxespad=0.1, handlelength=0.8, handletextpad=0.4, borderpad=0.2
         )
-        self._over_sums = Over(self.canvas, ax, "sums")
+        self._sums_cells = CellGrid(self.canvas, ax, "sums")
         self.canvas.labels(ax.xaxis)
         self.canvas.moving(self._line, self._meant, self._read)
 
@@ -149,7 +150,7 @@ class Picture(Drawing):
         self._line.set_data(shown.sums, range(C))
         for line, tiles in ((self._read, shown.as_read), (self._meant, shown.as_meant)):
             line.set_data([each.n for each in tiles], [max(each.row, -1) for each in tiles])
-        self._over_sums.update(C, 1)
+        self._sums_cells.update(C, 1)
 
         alone = shown.alone.numpy()[:, None]
         self._alone.update(np.where(alone > _END, np.inf, alone), empty=np.isnan(alone))

@@ -87,7 +87,6 @@ class Picture(Drawing):
         ax.set(yscale="log", xlim=(0, _FAR), ylim=(1e-8, 1e6), xlabel=WORDS["walked"], ylabel=WORDS["over"])
         ax.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6])
         ax.minorticks_off()
-        ax.spines[["top", "right"]].set_visible(False)
         ax.axhline(ROUNDED, color=style.GREY, linewidth=1.2, linestyle=(0, (1, 1.2)), zorder=1)
         ax.text(_FAR, ROUNDED, WORDS["rounded"], color=style.GREY, ha="right", va="bottom", fontsize=9)
         (self._measured,) = ax.plot([], [], ".", color=style.BLUE, markersize=6, label=WORDS["measured"], zorder=3)

@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Marked, Over, Ring, whole_ticks
+from ...figures.marks import CellGrid, Marked, Ring, whole_ticks
 from ...language import Words
 from . import Shown
 
@@ -68,7 +68,6 @@ class Picture(Drawing):
             ax = self._ax = self.canvas.axes(left + side + gap, top, width - left - side - gap - 0.15, height)
             ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))
             ax.set_yticks(range(-4, 2), ["$10^{-4}$", "$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "1", "10"])
-            ax.spines[["top", "right"]].set_visible(False)
             self._lines = {
                 name: ax.plot([], [], **look, label=WORDS[name])[0]
                 for name, look in zip(_CURVES, style.LINES, strict=False)
@@ -77,7 +76,7 @@ class Picture(Drawing):
             self._tolerance = ax.axhline(0, color=style.GREY, linewidth=1.2)
             self._accepted = ax.axvspan(0, 1, facecolor=style.NAN["facecolor"], zorder=0)
             self._words = ax.text(0, 0, "", ha="right", va="bottom", color=style.GREY, fontsize=8.5, zorder=5)
-            self._over = Over(self.canvas, ax, "curves")
+            self._cells = CellGrid(self.canvas, ax, "curves")
             handles = [*self._lines.values(), self._law]
             self.canvas.figure.legend(
                 handles=handles, loc="lower right", ncols=4, borderaxespad=0.2, handlelength=2.6, columnspacing=1.2
@@ -98,7 +97,7 @@ class Picture(Drawing):
             powers = range(0, int(counts[-1]) + 1, 2)
             self._ax.set_xticks(powers, [f"$10^{{{power}}}$" if power else "1" for power in powers])
             self.canvas.stale()
-            self._over.update(1, _COLUMNS)
+            self._cells.update(1, _COLUMNS)
         for name, line in self._lines.items():
             line.set_data(counts, np.log10(getattr(shown, name).numpy()))
         self._law.set_data(counts, (counts - counts[-1]) / 2)

@@ -8,7 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
-from ...figures.marks import Over, whole_ticks
+from ...figures.marks import CellGrid, whole_ticks
 from ...language import Words
 from ...numerics.words import number
 from . import Shown
@@ -78,6 +78,7 @@ class Picture(Drawing):
         self.canvas, self._exclusive = Canvas(width, top + side + bottom), True
         with style.context():
             ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
+            ax.spines[:].set_visible(True)
             ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=WORDS["token i"])
             self._title = ax.set_title(WORDS["exponents"][True])
             ax.set_xticks([-1, 0, 1], WORDS["bounds"])
@@ -86,7 +87,7 @@ class Picture(Drawing):
             self._anchor = ax.axhline(0, color=style.BLACK, linewidth=1.2)
             (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
             (self._clamped,) = ax.plot([], [], color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
-            self._over = Over(self.canvas, ax, "exponents")
+            self._cells = CellGrid(self.canvas, ax, "exponents")
             alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
             maps = {
                 name: Map(
@@ -117,7 +118,7 @@ class Picture(Drawing):
         self._clamped.set_data(shown.clamped / shown.bound, rows)
         at = shown.anchor - (not shown.exclusive)
         self._anchor.set_ydata([at, at])
-        self._over.update(len(rows), 1)
+        self._cells.update(len(rows), 1)
         self._maps.update(shown)
 
     def say(self, shown: Shown) -> str:

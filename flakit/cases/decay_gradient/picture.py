@@ -8,7 +8,7 @@ from torch import Tensor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Bars, Over, whole_ticks
+from ...figures.marks import Bars, CellGrid, whole_ticks
 from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FORMULAS, Shown
@@ -82,10 +82,11 @@ class Picture(Drawing):
         room = width - left - gap - side - 0.12
         below = 3 * (title + down)
         self.canvas = Canvas(width, below + (0.66 if wide else 0.88))
-        self._titles, self._lines, self._over, self._tokens = {}, {}, {}, 0
+        self._titles, self._lines, self._cells, self._tokens = {}, {}, {}, 0
         with style.context():
             for n, (name, looks) in enumerate(_LINES.items()):
                 ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down))
+                ax.spines[:].set_visible(True)
                 ax.set(yticks=[0], ylim=(-1.12, 1.12))
                 ax.tick_params(labelbottom=n == 2)
                 self._titles[name] = ax.text(0, 1.06, "", transform=ax.transAxes, fontsize=9.5)
@@ -93,7 +94,7 @@ class Picture(Drawing):
                     which: self.canvas.moving(*ax.plot([], [], **look, label=WORDS[which]))[0]
                     for which, look in looks.items()
                 }
-                self._over[name] = Over(self.canvas, ax, name)
+                self._cells[name] = CellGrid(self.canvas, ax, name)
             ax.set_xlabel(WORDS["token t"], loc="right", labelpad=1)
             self._noise = ax.fill_between([], [], color="#D0D0D0", lw=0, zorder=1, label=WORDS["noise"])
             self.canvas.moving(self._noise)
@@ -107,6 +108,7 @@ class Picture(Drawing):
 
     def _draw_errors(self, ax) -> None:
         ax.set_title(WORDS["errors"], fontsize=9.5)
+        ax.spines[:].set_visible(True)
         rows = len(FORMULAS)
         ax.set(xlim=(_LOW, _HIGH), ylim=(rows - 0.5, -0.5), yticks=[])
         powers = range(_LOW, _HIGH + 1, 4)
@@ -117,7 +119,7 @@ class Picture(Drawing):
         self._words = [ax.text(_LOW + 0.25, row - 0.2, "", va="bottom", fontsize=8.5) for row in range(rows)]
         self.canvas.moving(self._law)
         self.canvas.labels(*self._words)
-        Over(self.canvas, ax, "errors").update(rows, 1)
+        CellGrid(self.canvas, ax, "errors", rows, 1)
 
     def update(self, shown: Shown) -> None:
         t = np.arange(len(shown.true))
@@ -130,7 +132,7 @@ class Picture(Drawing):
             largest = _largest(*ys.values(), *([shown.noise.nan_to_num()] if name == "error" else []))
             for which, y in ys.items():
                 self._lines[name][which].set_data(t, y.double().numpy() / largest)
-            self._over[name].update(1, len(t))
+            self._cells[name].update(1, len(t))
             title = WORDS.say(name, size=largest)
             if self._titles[name].get_text() != title:
                 self._titles[name].set_text(title)

@@ -82,6 +82,7 @@ class Picture(Drawing):
 
             ax = self.canvas.axes(left + room + gap, 1.98, bars, 1.15)
             ax.set_title(WORDS["whole"], fontsize=9.5)
+            ax.spines[:].set_visible(True)
             ax.set(xlim=(0, 1.75), ylim=(len(_ROWS) - 0.5, -0.5), yticks=[])
             ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
             self._bars = Bars(

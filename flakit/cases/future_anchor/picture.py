@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, Marked, Over
+from ...figures.marks import Bars, CellGrid, Marked
 from ...language import Words
 from ...numerics.words import error, number
 from . import Shown
@@ -83,12 +83,11 @@ class Picture(Drawing):
             self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
             self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
             self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
-            self._ax.spines[["top", "right"]].set_visible(False)
             self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
             self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)
             (self._same,) = self._ax.plot([], [], "o", color=style.GREEN, markersize=6, clip_on=False, zorder=4)
             self._line = self._ax.axvline(0, color=style.BLACK, linewidth=1, linestyle=(0, (2, 2)))
-            self._over = Over(self.canvas, self._ax, "outputs")
+            self._cells = CellGrid(self.canvas, self._ax, "outputs")
             handles = [self._before.patch, self._after.patch, self._same]
             words = [WORDS[name] for name in ("before", "after", "same")]
             self.canvas.figure.legend(
@@ -109,7 +108,7 @@ class Picture(Drawing):
         if self._ax.get_xlim() != (-0.5, T - 0.5):
             self._ax.set_xlim(-0.5, T - 0.5)
             self.canvas.stale()
-        self._over.update(1, T)
+        self._cells.update(1, T)
         moved = shown.moved.numpy()
         with np.errstate(divide="ignore"):
             sizes = np.where(moved > 0, np.clip(np.log10(moved), _LOW, _HIGH), np.nan)

@@ -7,7 +7,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Bars, Over
+from ...figures.marks import Bars, CellGrid
 from ...figures.strip import Strip
 from ...language import Words
 from ...numerics.words import error, number
@@ -84,7 +84,6 @@ class Picture(Drawing):
         self._ax = ax
         ax.set(xlim=(-0.6, len(PARTS) - 0.4), xlabel=style.logarithmic(WORDS["in parts"]), ylabel=WORDS["reported"])
         ax.set_xticks(range(len(PARTS)), PARTS)
-        ax.spines[["top", "right"]].set_visible(False)
         self._others = Bars(self.canvas, ax, facecolor=style.SKY)
         self._now = Bars(self.canvas, ax, facecolor=style.BLUE)
         self._values = [ax.text(x, 0, "", ha="center", va="bottom", fontsize=8.5, zorder=5) for x in range(len(PARTS))]
@@ -96,8 +95,7 @@ class Picture(Drawing):
         )
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(handles=[self._plain, self._law], **place, ncols=2, handlelength=1.6)
-        self._over = Over(self.canvas, ax, "in parts")
-        self._over.update(1, len(PARTS))
+        CellGrid(self.canvas, ax, "in parts", 1, len(PARTS))
         self.canvas.labels(ax.yaxis)
         self.canvas.moving(self._plain, self._law, *self._values)
 
@@ -108,7 +106,6 @@ class Picture(Drawing):
         ax.set_xticks(ticks := [1e-6, 1e-4, 1e-2, 1])
         ax.set_yticks(ticks)
         ax.minorticks_off()
-        ax.spines[["top", "right"]].set_visible(False)
         ax.plot(ends, ends, color=style.GREY, linewidth=1, label=WORDS["same"])
         (self._slope,) = ax.plot(ends, ends, **style.LAW, label=WORDS["law"], zorder=4)
         (self._points,) = ax.plot([], [], "o", color=style.BLUE, markersize=3, alpha=0.6, linewidth=0)

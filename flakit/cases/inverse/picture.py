@@ -9,7 +9,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import ITSELF, Map, Maps, powers
-from ...figures.marks import Bars, Over, whole_ticks
+from ...figures.marks import Bars, CellGrid, whole_ticks
 from ...language import Words
 from ...numerics.words import error
 from ..decay_gradient import ROUNDINGS
@@ -79,7 +79,6 @@ class Picture(Drawing):
     def _draw_terms(self, ax) -> None:
         self._terms = whole_ticks(ax)
         ax.set_xlabel(WORDS["power"])
-        ax.spines[["top", "right"]].set_visible(False)
         ax.xaxis.set_major_formatter(lambda at, _: f"{at + 1:.0f}")
         ax.yaxis.set_major_formatter(lambda power, _: f"$10^{{{power:.0f}}}$")
         self._title = ax.set_title("", fontsize=9, pad=3)
@@ -104,7 +103,7 @@ class Picture(Drawing):
             )
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
             self._words[name] = words
-        self._over_terms = Over(self.canvas, ax, "terms")
+        self._terms_cells = CellGrid(self.canvas, ax, "terms")
         handles = [self._bars["plus"].patch, self._bars["minus"].patch]
         ax.legend(
             handles, [WORDS["plus"], WORDS["minus"]], loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2,
@@ -119,7 +118,6 @@ class Picture(Drawing):
         ax.set_xticks([0, 1, 2])
         ax.set_yticks([1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
-        ax.spines[["top", "right"]].set_visible(False)
         looks = {"product": style.LINES[1], "blocks": style.LINES[0], "law": style.LAW}
         self._curves = {name: ax.plot([], [], **look, label=WORDS[name])[0] for name, look in looks.items()}
         self._lost = ax.add_patch(Rectangle((2, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
@@ -128,7 +126,7 @@ class Picture(Drawing):
             loc="upper left", borderaxespad=0.1, labelspacing=0.2, handlelength=2.2,
             frameon=True, framealpha=0.8, edgecolor="none",
         )  # fmt: skip
-        self._over_curves = Over(self.canvas, ax, "over alpha")
+        self._curves_cells = CellGrid(self.canvas, ax, "over alpha")
         self.canvas.moving(self._lost, self._now, *self._curves.values())
 
     def update(self, shown: Shown) -> None:
@@ -141,7 +139,7 @@ class Picture(Drawing):
         ends = float(gone[0]) if len(gone) else 2.0
         self._lost.set_bounds(ends, 0, 2.0 - ends, 1)
         self._now.set_xdata([shown.alpha, shown.alpha])
-        self._over_curves.update(1, len(shown.alphas))
+        self._curves_cells.update(1, len(shown.alphas))
 
     def _update_terms(self, shown: Shown) -> None:
         end, sizes = LARGEST[shown.rounding], shown.terms.abs().numpy()
@@ -171,7 +169,7 @@ class Picture(Drawing):
             self.canvas.stale()
         i, j = shown.element
         self._title.set_text(WORDS.say("terms", i=i, j=j))
-        self._over_terms.update(1, len(sizes))
+        self._terms_cells.update(1, len(sizes))
 
     def say(self, shown: Shown) -> str:
         ends = not math.isfinite(shown.errors["product"])

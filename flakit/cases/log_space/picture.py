@@ -10,7 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words
 from ...numerics.words import percent
 from . import GRADIENTS, Shown
@@ -67,9 +67,10 @@ class Picture(Drawing):
 
     def _draw_size(self, ax) -> None:
         self._ax = ax
+        ax.spines[:].set_visible(True)
         ax.set_ylabel(WORDS["size"])
         ax.tick_params(labelbottom=False)
-        self._over_size = Over(self.canvas, ax, "size")
+        self._size_cells = CellGrid(self.canvas, ax, "size")
         self._lost = ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
         self._end = ax.axhline(0, color=style.GREY, linewidth=1)
         self._end_words = ax.text(
@@ -89,6 +90,7 @@ class Picture(Drawing):
     def _draw_shares(self, ax) -> None:
         rows = np.arange(len(_TENSORS))
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
+        ax.spines[:].set_visible(True)
         ax.set_title(WORDS["finite"])
         ax.set_yticks(rows, _TENSORS)
         ax.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
@@ -98,7 +100,7 @@ class Picture(Drawing):
         self._percents = [ax.text(1.04, row, "", va="center", fontsize=8.5) for row in rows]
         self.canvas.labels(*self._percents)
         self.canvas.moving(*self._gone, *self._finite, *ax.spines.values())
-        self._over_shares = Over(self.canvas, ax, "shares")
+        self._shares_cells = CellGrid(self.canvas, ax, "shares")
 
     def update(self, shown: Shown) -> None:
         tokens, top = len(shown.rows), math.log10(torch.finfo(shown.dtype).max)
@@ -123,8 +125,8 @@ class Picture(Drawing):
             bar.set_width(shown.finite[name])
             gone.set_visible(shown.finite[name] < 1)
             words.set_text(percent(shown.finite[name]))
-        self._over_size.update(1, tokens)
-        self._over_shares.update(len(_TENSORS), 1)
+        self._size_cells.update(1, tokens)
+        self._shares_cells.update(len(_TENSORS), 1)
 
     def say(self, shown: Shown) -> str:
         low, high = shown.decay

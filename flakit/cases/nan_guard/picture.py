@@ -70,7 +70,6 @@ class Picture(Drawing):
             self._ax.set(xlim=(0, 1.1), title=WORDS["off"])
             self._ax.set_xticks([0, 1], ["0", "100%"])
             self._ax.tick_params(labelleft=False)
-            self._ax.spines[["top", "right"]].set_visible(False)
             self._off = Bars(self.canvas, self._ax, horizontal=True, thick=1.0, facecolor=style.BROKEN)
 
     def update(self, shown: Shown) -> None:

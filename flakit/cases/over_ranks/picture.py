@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words
 from ...numerics.words import number, percent
 from . import FAULTS, H, Shown, T
@@ -72,7 +72,6 @@ class Picture(Drawing):
             ax.set(xlim=(-0.5, T - 0.5), xlabel=WORDS["token t"])
             ax.yaxis.set_major_formatter(lambda x, _: percent(x))
             self._tokens, self._top = ax, None
-            ax.spines[["top", "right"]].set_visible(False)
             self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
             (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
             (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=WORDS["wrong"], zorder=3)
@@ -81,8 +80,7 @@ class Picture(Drawing):
                 handles=[self._law, self._wrong, self._right], loc="lower right", ncols=3, borderaxespad=0.2,
                 columnspacing=1.0, handletextpad=0.4,
             )  # fmt: skip
-            self._over = Over(self.canvas, ax, "tokens")
-            self._over.update(1, T)
+            CellGrid(self.canvas, ax, "tokens", 1, T)
         texts = [text for row in self._shares for text in row]
         self.canvas.moving(*self._borders, self._law, self._wrong, self._right, *texts)
 

@@ -10,7 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words, say
 from ...numerics.words import number
 from ..laws import LN_MAX
@@ -82,6 +82,7 @@ class Picture(Drawing):
         self._arrows = []
         with style.context():
             self._sum = self.canvas.axes(left, 0.3, main, 1.0)
+            self._sum.spines[:].set_visible(True)
             self._draw_sum(self._sum)
             factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
             factors.set_title(WORDS["factors"], fontsize=9, pad=3)
@@ -98,7 +99,7 @@ class Picture(Drawing):
                 ax.axvline(0, color=style.BLACK, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
             ]
             self._draw_limits(self.canvas.axes(width - side - right, 0.3, side, 3.1))
-            self._over = [Over(self.canvas, self._sum, "sums"), Over(self.canvas, self._limits, "limits")]
+            self._cells = [CellGrid(self.canvas, self._sum, "sums"), CellGrid(self.canvas, self._limits, "limits")]
         self.canvas.moving(*self._ends, *factors.spines.values(), *gradient.spines.values())
 
     def _draw_sum(self, ax) -> None:
@@ -121,7 +122,6 @@ class Picture(Drawing):
         ax.set(yscale="log", ylim=(_WEAKEST, _STRONGEST), xlabel=WORDS["rows"])
         ax.set_title(WORDS["limits"], fontsize=9, pad=3)
         ax.set_yticks([1, 10, 100], map(style.power, range(3)))
-        ax.spines[["top", "right"]].set_visible(False)
         (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=WORDS["law"])
         ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
         (self._measured,) = ax.plot([], [], "o", color=style.BLUE, **ring, zorder=4, label=WORDS["measured"])
@@ -157,7 +157,7 @@ class Picture(Drawing):
         self._law.set_data(range(1, chunk + 1), np.where(np.isfinite(shown.limits), shown.limits, np.nan))
         self._measured.set_data([real], [shown.onset if shown.onset < math.inf else np.nan])
         self._now.set_data([real], [min(max(-shown.gate, _WEAKEST * 1.1), _STRONGEST / 1.1)])
-        for over in self._over:
+        for over in self._cells:
             over.update(1, chunk)
 
     def _update_sum(self, shown: Shown) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words, label
 from . import BITS, CHUNK, STORED, WAYS, Shown, law
 
@@ -53,7 +53,6 @@ class Picture(Drawing):
             ax.set_xticks(range(1, _MOST + 1), [str(2**n) for n in range(1, _MOST + 1)])
             ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
             ax.minorticks_off()
-            ax.spines[["top", "right"]].set_visible(False)
             stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
             (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
             (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
@@ -62,8 +61,7 @@ class Picture(Drawing):
                 handles=[self._law, stored, self._below, self._above], loc="lower right", ncols=4, borderaxespad=0.2,
                 columnspacing=1.0, handletextpad=0.4,
             )  # fmt: skip
-            self._over = Over(self.canvas, ax, "chunks")
-            self._over.update(1, _MOST)
+            CellGrid(self.canvas, ax, "chunks", 1, _MOST)
         self.canvas.moving(self._title, self._law, self._below, self._above)
 
     def update(self, shown: Shown) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words
 from . import Shown
 
@@ -50,12 +50,11 @@ class Picture(Drawing):
             ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
             ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
             ax.set(xlabel=WORDS["token t"], ylabel=WORDS["state"])
-            ax.spines[["top", "right"]].set_visible(False)
             (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
             (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
             (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
             ax.legend(loc="upper left", borderaxespad=0.2, labelspacing=0.2, handlelength=2.2)
-            self._over = Over(self.canvas, ax, "tokens")
+            self._cells = CellGrid(self.canvas, ax, "tokens")
             self.canvas.labels(ax.xaxis, ax.yaxis)
             self.canvas.moving(self._true, self._kept, self._stopped)
 
@@ -68,7 +67,7 @@ class Picture(Drawing):
         self._stopped.set_data([] if at is None else tokens[at:], [] if at is None else kept[at:])
         low, high = min(0.0, true.min(), kept.min()), max(true.max(), kept.max())
         self._ax.set(xlim=(-0.5, len(tokens) - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
-        self._over.update(1, len(tokens))
+        self._cells.update(1, len(tokens))
 
     def say(self, shown: Shown) -> str:
         state, true = shown.rounded[-1], shown.true[-1]

@@ -78,6 +78,7 @@ class Picture(Drawing):
 
     def _draw_state(self, ax, columns: int) -> None:
         self._ax = ax
+        ax.spines[:].set_visible(True)
         ax.set(xlabel=WORDS["value v"], ylabel=WORDS["key k"])
         ax.set_title(WORDS["state"], fontsize=9.5)
         ax.set_facecolor(style.EMPTY)

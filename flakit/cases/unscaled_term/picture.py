@@ -5,7 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words
 from ...numerics.words import number
 from . import Shown, T
@@ -56,7 +56,6 @@ class Picture(Drawing):
             ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
             ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
             ax.minorticks_off()
-            ax.spines[["top", "right"]].set_visible(False)
             looks = {"alone": {"marker": "o", "color": style.GREY, "markersize": 5}}
             looks["wanted"] = {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}
             looks["got"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
@@ -66,8 +65,7 @@ class Picture(Drawing):
                 for name, look in looks.items()
             }
             ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3, ncols=4, columnspacing=1.0)
-            self._over = Over(self.canvas, ax, "tokens")
-            self._over.update(1, T)
+            CellGrid(self.canvas, ax, "tokens", 1, T)
             self.canvas.moving(self._title, *self._points.values())
 
     def update(self, shown: Shown) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Bars, Over
+from ...figures.marks import Bars, CellGrid
 from ...language import Words
 from ...numerics.words import error
 from ..blind_measure import TOLERANCE
@@ -65,20 +65,18 @@ class Picture(Drawing):
                 ax.set(ylim=(_LOW, _HIGH), title=words, ylabel=WORDS["share"], xlim=(-0.5, 23.5))
                 ax.set_yticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
                 ax.set_xticks(range(0, 24, 4))
-                ax.spines[["top", "right"]].set_visible(False)
                 kept = Bars(self.canvas, ax, facecolor=style.BLUE)
                 forgotten = Bars(
                     self.canvas, ax, facecolor="white", edgecolor=style.BROKEN, hatch="////", linewidth=0.8
                 )
-                self._bars.append((kept, forgotten, Over(self.canvas, ax, f"seen {n}")))
+                self._bars.append((kept, forgotten, CellGrid(self.canvas, ax, f"seen {n}")))
                 beside = self.canvas.axes(left + across + 0.25, at, right, height)
                 beside.set(xlim=(_LOW, _HIGH), ylim=(0.6, -0.6), yticks=[])
                 beside.set_xticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
-                beside.spines[["top", "right"]].set_visible(False)
                 (line,) = self.canvas.moving(beside.axvline(np.log10(TOLERANCE), **style.LAW, zorder=4))
                 off = Bars(self.canvas, beside, horizontal=True, facecolor=style.BROKEN)
                 verdict = beside.set_title("")
-                self._errors.append((off, verdict, Over(self.canvas, beside, f"off {n}")))
+                self._errors.append((off, verdict, CellGrid(self.canvas, beside, f"off {n}")))
                 if n:
                     ax.set_xlabel(WORDS["back"])
                     beside.set_xlabel(WORDS["off"])

@@ -8,7 +8,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import FUTURE, Map, Maps, signed
-from ...figures.marks import Over, whole_ticks
+from ...figures.marks import CellGrid, whole_ticks
 from ...language import Words
 from ...numerics.words import error
 from ..laws import LN_MAX
@@ -91,6 +91,7 @@ class Picture(Drawing):
             }
             at = left + memory + gap
             ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
+            ax.spines[:].set_visible(True)
             ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"])
             ax.set_xticks([-1, 0, 1], [f"{sign * _END:.1f}" if sign else "0" for sign in (-1, 0, 1)])
             ax.tick_params(labelleft=False)
@@ -100,7 +101,7 @@ class Picture(Drawing):
                 name: ax.plot([], [], color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)[0]
                 for name, colour in looks.items()
             }
-            self._over = Over(self.canvas, ax, "exponents")
+            self._cells = CellGrid(self.canvas, ax, "exponents")
             at += exponents + gap
             self._maps = Maps(
                 self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
@@ -120,7 +121,7 @@ class Picture(Drawing):
         if self._ax.get_ylim() != limits:
             self._ax.set_ylim(limits)
             self.canvas.stale()
-        self._over.update(block, 1)
+        self._cells.update(block, 1)
         for name, each in {"read": shown.wrong, "meant": shown.right}.items():
             token, head = each.rows[h]
             self._spots[name].set_data([head], [token])

@@ -5,7 +5,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Over
+from ...figures.marks import CellGrid
 from ...language import Words
 from ...numerics.words import number, percent
 from . import TOKEN, Shown, T
@@ -54,7 +54,6 @@ class Picture(Drawing):
             ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
             ax.set_yticks([1e-4, 1, 1e4, 1e8, 1e12])
             ax.minorticks_off()
-            ax.spines[["top", "right"]].set_visible(False)
             looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
             looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
             looks["largest"] = {"marker": "X", "color": style.BROKEN, "markersize": 10}
@@ -63,8 +62,7 @@ class Picture(Drawing):
                 for name, look in looks.items()
             }
             ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3)
-            self._over = Over(self.canvas, ax, "tokens")
-            self._over.update(1, T)
+            CellGrid(self.canvas, ax, "tokens", 1, T)
             self.canvas.moving(*self._points.values())
 
     def update(self, shown: Shown) -> None:

@@ -1,4 +1,4 @@
-"""Small pictures with one or two knobs, for the sentence of a lesson that needs them: a module a lesson.
+"""Sketches, small pictures with one or two knobs that illustrate a sentence of a lesson: a module per lesson.
 
-Arrays in; each says itself in words. What computes the arrays, and the knobs, are in panels/sketches/, named alike.
+Each is a `Drawing`. The knobs, and the functions that compute the arrays, are in panels/sketches/, named alike.
 """

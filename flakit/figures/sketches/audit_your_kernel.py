@@ -1,4 +1,4 @@
-"""The small picture of 15_audit_your_kernel. Arrays in; it says itself in words."""
+"""The sketch of 15_audit_your_kernel: arrays in, picture and sentences out."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Bars
-from .shared import listed, pointable, verb
+from ..marks import Bars, CellGrid
+from .shared import listed, verb
 
 WORDS = Words() | {
     "budget": {
@@ -33,13 +33,13 @@ _LOW, _HIGH = -9.0, 0.3
 
 
 def fault_words(fault: float) -> str:
-    """A share in percent, without a power of ten."""
+    """Return a share in percent, without a power of ten."""
     return f"{100 * fault:.8f}".rstrip("0").rstrip(".") + "%"
 
 
 @dataclass(frozen=True)
 class BudgetShown:
-    """Of each tensor: its error and what is allowed, with a fault of that relative size planted."""
+    """The error of each tensor and its budget, [N], with a planted fault of relative size `fault`."""
 
     fault: float
     dtype: str
@@ -53,7 +53,7 @@ class BudgetShown:
 
 
 class Budget(Drawing):
-    """Bars over a logarithmic axis, a mark of its own at what each is allowed."""
+    """Bars of errors on a logarithmic axis, each with a mark at its budget."""
 
     def __init__(self, width: float):
         height, words = 2.6, WORDS["budget"]
@@ -61,7 +61,6 @@ class Budget(Drawing):
         with style.context():
             box = (0.6 / width, 0.52 / height, (width - 2.55) / width, (height - 0.65) / height)
             self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], xlim=(_LOW, _HIGH))
             powers = range(int(_LOW), 1, 2 if width < 7 else 1)
             ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
@@ -83,7 +82,7 @@ class Budget(Drawing):
                 self._ax.set_ylim(n - 0.4, -0.6)
                 (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
                 self.canvas.moving(self._marks)
-                pointable(self.canvas, "tensors", self._ax, n, 1)
+                CellGrid(self.canvas, self._ax, "tensors", n, 1)
         with np.errstate(divide="ignore"):
             ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
         wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)

@@ -1,4 +1,4 @@
-"""The small picture of 04_chunk_backward. Arrays in; it says itself in words."""
+"""The sketch of 04_chunk_backward: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..maps import ITSELF, Map, Maps, signed
-from ..marks import whole_ticks
-from .shared import pointable
+from ..marks import CellGrid, whole_ticks
 
 WORDS = Words() | {
     "passing": {
@@ -37,21 +36,21 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class PassingShown:
-    """What each pair (i, j) of a chunk adds to the loss in one channel, [C, C] with zeros unless j < i, and a token."""
+    """What each pair (i, j) of a chunk adds to the loss in one channel, [C, C], zero unless j < i; and a token t."""
 
     t: int
     pairs: np.ndarray
 
     def read(self, t: int) -> float:
-        """What is read after token t."""
+        """Return what is read after token t."""
         return float(self.pairs[t + 1 :].sum())
 
     def own(self, t: int) -> float:
-        """The part of it that was written by token t or later."""
+        """Return the part of that written by token t or later."""
         return float(self.pairs[t + 1 :, t:].sum())
 
     def dw(self, t: int) -> float:
-        """What passes token t."""
+        """Return the sum over the pairs that pass token t."""
         return float(self.pairs[t + 1 :, :t].sum())
 
     def count(self, t: int) -> int:
@@ -59,7 +58,7 @@ class PassingShown:
 
 
 class Passing(Drawing):
-    """All pairs of a chunk, those that pass one token in a frame, and each token's sum of them."""
+    """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
 
     def __init__(self, width: float):
         words, side, left = WORDS["passing"], 1.98, 0.62
@@ -73,7 +72,6 @@ class Passing(Drawing):
             self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
             start = left + side + 1.15
             self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
-            self._ax.spines[["top", "right"]].set_visible(False)
             self._ax.axhline(0, color=style.GREY, linewidth=0.8)
             self._ax.set_title(words["bars"], fontsize=9.5)
             self._ax.set_xlabel(words["token"])
@@ -86,7 +84,7 @@ class Passing(Drawing):
             self._bars = self._ax.bar(range(C), heights, width=0.7, color=style.W)
             self.canvas.moving(*self._bars)
             self._ax.set(xlim=(-0.6, C - 0.4), ylim=(1.15 * min(0, *heights) - 0.05, 1.15 * max(0, *heights) + 0.05))
-            pointable(self.canvas, "bars", self._ax, 1, C)
+            CellGrid(self.canvas, self._ax, "bars", 1, C)
         self._maps.update(shown)
         t, n = shown.t, shown.count(shown.t)
         self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, C - 1 - t if n else 0)

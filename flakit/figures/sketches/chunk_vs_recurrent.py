@@ -1,4 +1,4 @@
-"""The small pictures of 07_chunk_vs_recurrent. Arrays in; each says itself in words."""
+"""The sketches of 07_chunk_vs_recurrent: arrays in, picture and sentences out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Bars, Over, Ring
+from ..marks import Bars, CellGrid, Ring
 from .shared import percent
 
 WORDS = Words() | {
@@ -87,25 +87,25 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class TwoFormsShown:
-    """One channel of the output by both forms and as it is, [N], rounded to so many binary digits but for the truth."""
+    """One channel of the output, [N]: both forms rounded to `digits` binary digits, and the true values."""
 
     digits: int
     chunk: np.ndarray
     recurrent: np.ndarray
     true: np.ndarray
     step: np.ndarray
-    """Between neighbouring numbers of the format, at each true value, [N]."""
+    """The distance between neighbouring numbers of the format at each true value, [N]."""
     share: float
-    """Of all outputs, those that differ between the forms."""
+    """The share of outputs that differ between the forms."""
     off: Mapping[str, float]
     """The relative L2 error of all outputs by form."""
 
 
 class TwoForms(Drawing):
-    """Where both forms land beside the true value, in steps of the format they are stored in."""
+    """The distance of both forms from the true values, in steps of the format that stores them."""
 
-    _MOST = 4.0  # steps that are shown
-    _LOW, _HIGH = -9, 0  # powers of ten of an error
+    _MOST = 4.0  # end of the axis, in steps
+    _LOW, _HIGH = -9, 0  # ends of the axis of errors, powers of ten
     _LOOKS = {
         "chunk": {"color": style.BLUE, "marker": "o", "markersize": 6.5},
         "recurrent": {
@@ -121,7 +121,6 @@ class TwoForms(Drawing):
         most = self._MOST
         with style.context():
             self._ax = ax = self.canvas.axes(left, top, across, down)
-            ax.spines[["top", "right"]].set_visible(False)
             low, high = (each.format(steps=f"{most:.0f}") for each in words["beyond"])
             ax.set(title=words["steps"], xlabel=words["token"], ylim=(-most - 0.4, most + 0.4))
             ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
@@ -131,7 +130,7 @@ class TwoForms(Drawing):
                 name: self.canvas.moving(*ax.plot([], [], linestyle="none", label=words[name], zorder=3 + n, **look))[0]
                 for n, (name, look) in enumerate(self._LOOKS.items())
             }
-            self._over = Over(self.canvas, ax, "tokens")
+            self._cells = CellGrid(self.canvas, ax, "tokens")
             self.canvas.figure.legend(
                 handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
             )
@@ -140,20 +139,19 @@ class TwoForms(Drawing):
             beside.set_yticks((0, 1), (words["chunk"], words["recurrent"]))
             beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
             beside.tick_params(axis="y", length=0)
-            beside.spines[["top", "right"]].set_visible(False)
             self._bars = {
                 name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
                 for name, look in self._LOOKS.items()
             }
             self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
             self.canvas.moving(*self._off)
-            Over(self.canvas, beside, "off").update(2, 1)
+            CellGrid(self.canvas, beside, "off", 2, 1)
 
     def update(self, shown: TwoFormsShown) -> None:
         N = len(shown.true)
         if self._ax.get_xlim() != (-0.5, N - 0.5):
             self._ax.set_xlim(-0.5, N - 0.5)
-            self._over.update(1, N)
+            self._cells.update(1, N)
             self.canvas.stale()
         for n, (name, dots) in enumerate(self._dots.items()):
             steps = (getattr(shown, name) - shown.true) / shown.step
@@ -186,7 +184,7 @@ class TwoForms(Drawing):
 
 @dataclass(frozen=True)
 class MeasuresShown:
-    """An output and the true one, [T, V] each, what is wrong with it, and `numerics.errors.compare` of the two."""
+    """An output and the true one, [T, V] each, the kind of its fault, and `numerics.errors.compare` of the two."""
 
     wrong: str
     got: np.ndarray
@@ -195,7 +193,7 @@ class MeasuresShown:
 
 
 class Measures(Drawing):
-    """Where an output is wrong, and what five measures say of it."""
+    """A map of the errors of an output, and the values of five measures of it."""
 
     _LOW, _HIGH = -4, 5  # powers of ten
 
@@ -217,25 +215,24 @@ class Measures(Drawing):
             beside.set_yticks(range(len(names)), names)
             beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
             beside.tick_params(axis="y", length=0)
-            beside.spines[["top", "right"]].set_visible(False)
             self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
             self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
-            Over(self.canvas, beside, "measures").update(len(names), 1)
+            CellGrid(self.canvas, beside, "measures", len(names), 1)
 
     def update(self, shown: MeasuresShown) -> None:
         off = np.abs(shown.got - shown.true) / _rms(shown.true)
         self._map.update(np.log10(np.maximum(off, 1e-4)).T)
         self._ring.update(off.T > 0 if np.count_nonzero(off) < 10 else np.zeros(off.T.shape, bool))
-        found = self._found(shown)
-        places = [np.clip(np.log10(x), self._LOW, self._HIGH) for x in found.values()]
+        values = self._measured(shown)
+        places = [np.clip(np.log10(x), self._LOW, self._HIGH) for x in values.values()]
         self._bars.update(places, begin=self._LOW)
-        for text, place, x in zip(self._words, places, found.values(), strict=True):
+        for text, place, x in zip(self._words, places, values.values(), strict=True):
             far = place > 0.45 * self._HIGH
             text.set(x=place + (-0.15 if far else 0.15), text=_short(x), ha="right" if far else "left")
             text.set_color("white" if far else style.BLACK)
 
     @staticmethod
-    def _found(shown: MeasuresShown) -> dict[str, float]:
+    def _measured(shown: MeasuresShown) -> dict[str, float]:
         difference = np.abs(shown.got - shown.true)
         errors = shown.errors
         return {
@@ -248,26 +245,26 @@ class Measures(Drawing):
 
     def say(self, shown: MeasuresShown) -> str:
         words = WORDS["measures"]
-        found = {name: _short(x) for name, x in self._found(shown).items()}
-        return words.say("say", wrong=words["wrong"][shown.wrong], **found)
+        values = {name: _short(x) for name, x in self._measured(shown).items()}
+        return words.say("say", wrong=words["wrong"][shown.wrong], **values)
 
     def arithmetic(self, shown: MeasuresShown, cell: Cell) -> str:
         words, difference = WORDS["measures"], np.abs(shown.got - shown.true)
         if cell.map == "map":
             t, c = cell.column, cell.row
             off = float(difference[t, c])
-            said = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
-            return said + words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
+            line = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
+            return line + words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
         name = list(words["names"])[cell.row]
         at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
         rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
         of = words.say("of", name, rms=_rms(shown.true), got=shown.got[at], true=shown.true[at], t=int(rows.argmax()))
-        return words.say("bar", name=words["names"][name], value=self._found(shown)[name], of=of)
+        return words.say("bar", name=words["names"][name], value=self._measured(shown)[name], of=of)
 
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay, the distance of two states after 1, 2, … T tokens as a share of the first, and its law, [T] each."""
+    """A log decay; the distance of two states after 1, 2, … T tokens relative to the first, measured and by law [T]."""
 
     w: float
     measured: np.ndarray
@@ -275,7 +272,7 @@ class AmplifiedShown:
 
 
 class Amplified(Drawing):
-    """What becomes of a difference between two states."""
+    """The distance between two states over the tokens."""
 
     _LOW, _HIGH = -10, 4  # powers of ten
 
@@ -284,7 +281,6 @@ class Amplified(Drawing):
         self.canvas = Canvas(width, top + down + bottom)
         with style.context():
             self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._LOW, self._HIGH))
             ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
             ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
@@ -293,14 +289,14 @@ class Amplified(Drawing):
             (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=words["measured"])
             (self._law,) = ax.plot([], [], **style.LAW, label=words["law"], zorder=4)
             self.canvas.moving(self._line, self._law)
-            self._over = Over(self.canvas, ax, "distance")
+            self._cells = CellGrid(self.canvas, ax, "distance")
             self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
 
     def update(self, shown: AmplifiedShown) -> None:
         T = len(shown.measured)
         if self._ax.get_xlim() != (0.5, T + 0.5):
             self._ax.set_xlim(0.5, T + 0.5)
-            self._over.update(1, T)
+            self._cells.update(1, T)
             self.canvas.stale()
         for line, values in ((self._line, shown.measured), (self._law, shown.law)):
             line.set_data(range(1, T + 1), np.log10(values))

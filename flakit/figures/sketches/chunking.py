@@ -1,4 +1,4 @@
-"""The small pictures of 03_chunking. Arrays in; each says itself in words."""
+"""The sketches of 03_chunking: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,11 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Marked, whole_ticks
+from ..marks import CellGrid, Marked, whole_ticks
 from ..strip import Strip
-from .shared import pointable
 
 READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
-"""Colour and dash of what belongs to the token that reads, and to the one that wrote."""
+"""Colour and dash of the token that reads, and of the one that wrote."""
 
 WORDS = Words() | {
     "chunks": {
@@ -95,12 +94,12 @@ WORDS = Words() | {
 }
 
 KINDS = ("intra", "inter", "itself", "future")
-"""How one token reaches another, in the order of the numbers in `ChunksShown.kinds`."""
+"""The ways in which one token reaches another; `ChunksShown.kinds` holds their indices."""
 
 
 @dataclass(frozen=True)
 class ChunksShown:
-    """Of every pair of tokens its place in `KINDS` and its weight at decay w, [T, T] each, in chunks of so many."""
+    """For every pair of tokens the index of its kind in `KINDS` and its weight at decay w, [T, T]. chunk: tokens."""
 
     chunk: int
     kinds: np.ndarray
@@ -109,7 +108,7 @@ class ChunksShown:
 
 
 class Chunks(Drawing):
-    """Every pair of tokens by the way in which one reaches the other, and what a chunk costs."""
+    """Every pair of tokens by its kind, and the cost of a chunk."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["chunks"], 2.8, 2.15
@@ -121,6 +120,7 @@ class Chunks(Drawing):
         }
         with style.context():
             self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
+            ax.spines[:].set_visible(True)
             ax.set(xlabel=words["wrote"], ylabel=words["reads"])
             for name, look in looks.items():
                 self._marks[name] = Marked(self.canvas, ax, **look)
@@ -130,12 +130,12 @@ class Chunks(Drawing):
                 ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
                 ax.set_title(words[name], pad=3)
                 ax.set(ylim=(-0.5, 0.5), xticks=[], yticks=[])
-                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                ax.spines["bottom"].set_visible(False)
                 (bar,) = ax.barh([0], [0.0], height=0.8, color=style.BLUE if name == "steps" else style.SKY)
                 text = ax.text(0, 0, "", va="center", fontsize=10)
                 self.canvas.moving(bar, text)
                 self._bars[name] = ax, bar, text
-                pointable(self.canvas, name, ax, 1, 1)
+                CellGrid(self.canvas, ax, name, 1, 1)
             handles = [Patch(label=words[name], linewidth=0, **look) for name, look in looks.items()]
             handles.append(style.swatch(style.EMPTY, words["future"]))
             self.canvas.figure.legend(
@@ -159,7 +159,7 @@ class Chunks(Drawing):
         edges = np.arange(shown.chunk, T, shown.chunk) - 0.5
         ends, gaps = np.tile([-0.5, T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
         self._edges.set_data(np.concatenate((ends, gaps)), np.concatenate((gaps, ends)))
-        self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # else hardly a pair would be seen
+        self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # wider edges would hide the pairs
         for name, count in (("steps", counts["steps"]), ("pairs", counts["intra"])):
             ax, bar, text = self._bars[name]
             bar.set_width(count)
@@ -188,18 +188,18 @@ def _counts(shown: ChunksShown) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SplitShown:
-    """Exponents of the factors of all readers and of all keys [C], anchored at a token, and the products of the two
+    """Exponents of the factors of readers and of keys [C], anchored before token `anchor`, and the products of these
     factors [C, C], at one decay w for every token."""
 
     anchor: int
     w: float
     read: np.ndarray
     key: np.ndarray
-    made: np.ndarray
+    products: np.ndarray
 
 
 class Split(Drawing):
-    """Two exponents over the tokens, which an anchor moves, and the weights, which it does not."""
+    """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["split"], 2.8, 2.02
@@ -207,7 +207,6 @@ class Split(Drawing):
         across = width - 0.62 - 0.85 - side - 0.72
         with style.context():
             self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set_xlabel(words["token"])
             ax.axhline(0, color=style.GREY, linewidth=0.8)
             ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
@@ -235,7 +234,7 @@ class Split(Drawing):
                 self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
                 self._ax.set_ylabel(WORDS.say("split", "exponents", w=shown.w), labelpad=1)
                 self._map.colours.set_clim(-largest, 0)
-                pointable(self.canvas, "tokens", self._ax, 1, C)
+                CellGrid(self.canvas, self._ax, "tokens", 1, C)
             self._first = False
         for name, exponents in (("reader", shown.read), ("key", shown.key)):
             self._lines[name].set_data(range(C), exponents)
@@ -244,14 +243,14 @@ class Split(Drawing):
         self._name.set(x=shown.anchor - 0.5 + (0.8 if right else -0.8), ha="left" if right else "right")
         future = np.triu(np.ones((C, C), bool))
         with np.errstate(divide="ignore"):
-            self._map.update(np.log(np.where(future, 1, shown.made)), empty=future)
+            self._map.update(np.log(np.where(future, 1, shown.products)), empty=future)
         whole_ticks(self._map.ax)
 
     def say(self, shown: SplitShown) -> str:
         words, C = WORDS["split"], len(shown.read)
         where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
-        weight = np.tril(shown.made, -1).max()
+        weight = np.tril(shown.products, -1).max()
         return words.say(
             "say", where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
         )
@@ -263,15 +262,15 @@ class Split(Drawing):
         if i <= j:
             return words.say("itself" if i == j else "future", i=i, j=j)
         read, key = float(shown.read[i]), float(shown.key[j])
-        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
+        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.products[i, j], true=np.exp(read + key))
 
 
 @dataclass(frozen=True)
 class WaysShown:
-    """Of every pair of a chunk the number of the product that makes it, 0 where it is computed by itself and -1 where
-    it is not, and the exponents of the reader's and of the key's factor, [C, C] each; at one decay w.
+    """For every pair of a chunk the number of the product that computes it (0: by itself, -1: not computed), and the
+    exponents of the reader's and of the key's factor, [C, C] each; at one decay w.
 
-    A product may make pairs of the future, too; nobody reads them."""
+    A product may compute future pairs as well, which no output reads."""
 
     w: float
     product: np.ndarray
@@ -280,9 +279,9 @@ class WaysShown:
 
 
 class Ways(Drawing):
-    """Which product makes which pair of a chunk, and how large the factors of each get."""
+    """The product that computes each pair of a chunk, and the largest factors of each product."""
 
-    _most = 4  # products
+    _most = 4  # largest number of products
 
     def __init__(self, width: float):
         words, height, side = WORDS["ways"], 3.0, 2.2
@@ -293,7 +292,6 @@ class Ways(Drawing):
             self._map.set_title(words["map"])
             left = 0.6 + side + 1.05
             self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
             bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
             self._bars = self.canvas.moving(*bars)
@@ -301,7 +299,7 @@ class Ways(Drawing):
             self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
             self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
             self.canvas.moving(*self._names, *self._values)
-            pointable(self.canvas, "products", ax, self._most, 1)
+            CellGrid(self.canvas, ax, "products", self._most, 1)
 
     def update(self, shown: WaysShown) -> None:
         words, C = WORDS["ways"], len(shown.product)
@@ -329,13 +327,13 @@ class Ways(Drawing):
                 largest = 0.0 if number_ == 0 else max(read, key)
                 bar.set_width(largest)
                 name.set_text(words.say("product", n=number_) if number_ else words["single"])
-                said = words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
-                value.set(text=said if number_ else words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
+                label = words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
+                value.set(text=label if number_ else words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
 
     def say(self, shown: WaysShown) -> str:
         words, rows = WORDS["ways"], _rows(shown)
         products = [row for row in rows if row[0]]
-        pairs, single = (sum(row[1] for row in rows if bool(row[0]) == made) for made in (True, False))
+        pairs, single = (sum(row[1] for row in rows if bool(row[0]) == numbered) for numbered in (True, False))
         largest = max(max(read, key) for _, _, read, key in products)
         first = words.say(
             "some" if single else "all", products=words["products"][len(products)], pairs=pairs, single=single
@@ -354,8 +352,8 @@ class Ways(Drawing):
             return words.say("itself" if i == j else "future", i=i, j=j)
         n = int(shown.product[i, j])
         read, key = float(shown.read[i, j]), float(shown.key[i, j])
-        made = np.exp(read) * np.exp(key)
-        return words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=made)
+        weight = np.exp(read) * np.exp(key)
+        return words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=weight)
 
 
 def _past(shown: WaysShown) -> np.ndarray:
@@ -363,18 +361,18 @@ def _past(shown: WaysShown) -> np.ndarray:
 
 
 def _rows(shown: WaysShown) -> list[tuple[int, int, float, float]]:
-    """Number, pairs and largest exponent of a reader and of a key, for each product; those without one come last."""
-    found = []
+    """Return number, pairs and largest exponents of reader and key for each product; single pairs come last."""
+    rows = []
     for n in [*range(1, shown.product.max() + 1), 0]:
-        made = shown.product == n
-        if made.any():
-            pairs = int((made & _past(shown)).sum())
-            found.append((n, pairs, float(shown.read[made].max()), float(shown.key[made].max())))
-    return found
+        mask = shown.product == n
+        if mask.any():
+            pairs = int((mask & _past(shown)).sum())
+            rows.append((n, pairs, float(shown.read[mask].max()), float(shown.key[mask].max())))
+    return rows
 
 
 def _power(exponent: float) -> str:
-    """A power of e, and what it is.
+    """Return a power of e and its value.
 
     >>> _power(64.0), _power(8.0), _power(0.0)
     ('e^64 = 6.2e+27', 'e^8 = 2,981', 'e^0 = 1')

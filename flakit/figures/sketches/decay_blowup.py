@@ -1,4 +1,4 @@
-"""The small pictures of 05_one_infinity and 06_the_anchor. Arrays in; each says itself in words."""
+"""The sketches of 05_one_infinity and 06_the_anchor: arrays in, picture and sentences out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,14 +62,14 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EndsShown:
-    """An exponent, and e^x of it as each format holds it, by name. Behind it the same of a row of exponents [N]."""
+    """An exponent x and e^x as stored by each format, by name; and the same for a range of exponents [N]."""
 
     exponent: float
     values: Mapping[str, float]
     exponents: np.ndarray
     held: Mapping[str, np.ndarray]
     smallest: Mapping[str, float]
-    """Below this a number has fewer digits than the format's others."""
+    """By format, the smallest normal number: below it digits are lost."""
 
 
 class Ends(Drawing):
@@ -105,7 +105,7 @@ class Ends(Drawing):
         self.canvas.moving(*self._values, *self._lines)
 
     def _first(self, shown: EndsShown) -> None:
-        """The strips, which never change."""
+        """Draw the strips, which never change."""
         self._names, N = tuple(shown.held), len(shown.exponents)
         with style.context():
             for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
@@ -139,9 +139,9 @@ class Ends(Drawing):
 
 @dataclass(frozen=True)
 class CountingShown:
-    """A block's largest factor: the key or the reader whose it is, its token, and whose decays are in its exponent.
+    """A block's largest factor: "key" or "read", its token, and the tokens whose decays its exponent sums, boolean [C].
 
-    anchor: the token that it lies before, or as many as there are: behind the last. tokens: those added up, boolean.
+    anchor: the token that it precedes; C: behind the last.
     """
 
     anchor: int
@@ -151,7 +151,7 @@ class CountingShown:
 
 
 class Counting(Drawing):
-    """A row of tokens to be counted."""
+    """A row of tokens to count."""
 
     def __init__(self, width: float):
         words, height = WORDS["counting"], 1.4
@@ -197,15 +197,15 @@ class Counting(Drawing):
 
 
 def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A line on the left of each of these cells, for one row of them."""
+    """Return vertical lines at the left of these cells of a single row."""
     return np.repeat(before - 0.5, 3), np.tile([-0.5, 0.5, np.nan], len(before))
 
 
 @dataclass(frozen=True)
 class FatalShown:
-    """Which tensors are lost if one token alone has the decay w: booleans [T] by name, token by token.
+    """By tensor, the positions at which a single token of decay w makes it non-finite, boolean [T].
 
-    anchor: before which token, counted from each block's first. chunk, block: tokens.
+    anchor: the token that it precedes, counted from each block's first. chunk, block: tokens.
     """
 
     w: float
@@ -224,7 +224,7 @@ class Fatal(Drawing):
     """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
 
     _few = 8
-    """Up to so many fatal positions get an arrow each."""
+    """The largest number of fatal positions that get arrows."""
 
     def __init__(self, width: float):
         words, height = WORDS["fatal"], 2.02
@@ -262,14 +262,14 @@ class Fatal(Drawing):
         words, where = WORDS["fatal"], [str(t) for t in np.flatnonzero(shown.fatal)]
         a = shown.anchor
         place = words["anchor"].get(a) or words.say("inside" if a > 0 else "before", n=abs(a))
-        said = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
+        values = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
         if not where:
-            return words.say("none", **said)
+            return words.say("none", **values)
         if len(where) > 12:
             listing = words.say("more", first=", ".join(where[:10]), n=len(where) - 10)
         else:
             listing = listed(where)
-        return words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **said)
+        return words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **values)
 
     @staticmethod
     def _lost(shown: FatalShown, at: np.ndarray | int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The small pictures of 08_delta_rule. Arrays in; each says itself in words."""
+"""The sketches of 08_delta_rule: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..maps import Map, Maps, signed
-from .shared import percent, pointable, short
+from ..marks import CellGrid
+from .shared import percent, short
 
 WORDS = Words() | {
     "editing": {
@@ -46,7 +47,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EditingShown:
-    """A table [2, 4] before an edit, what is taken out, what is written, and the table after; the share taken out."""
+    """A table [2, 4] before an edit, what is taken out, what is written, the table after. alpha: share taken out."""
 
     alpha: float
     before: np.ndarray
@@ -58,12 +59,12 @@ class EditingShown:
 class Editing(Drawing):
     """The four tables of one edit, each number in its cell."""
 
-    _largest = 2.6  # of the colours: above every number, so that black digits can be read on all of them
+    _largest = 2.6  # end of the scale: beyond every number, so that black digits are legible
 
     def __init__(self, width: float):
         words, left, gap = WORDS["editing"], 0.52, 0.16
         across = (width - left - 0.1 - 3 * gap) / 4
-        narrow = across < 1.5  # the columns' names stand upright
+        narrow = across < 1.5  # the columns' names are upright
         self.canvas, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}
         with style.context():
             self._maps = Maps(
@@ -106,21 +107,20 @@ class Editing(Drawing):
 
 @dataclass(frozen=True)
 class RevisionsShown:
-    """How much each value [T] counts in the answer after the last token; the share each token takes out."""
+    """The weight of each value [T] in the answer after the last token. alpha: the share that each token takes out."""
 
     alpha: float
     counts: np.ndarray
 
 
 class Revisions(Drawing):
-    """A bar for each token that said something under the same key."""
+    """A bar for each token that wrote under the same key."""
 
     def __init__(self, width: float):
         words, height = WORDS["revisions"], 2.2
         self.canvas, self._bars, self._numbers = Canvas(width, height), None, None
         with style.context():
             self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
             ax.axhline(0, color=style.BLACK, linewidth=0.8)
 
@@ -132,7 +132,7 @@ class Revisions(Drawing):
                 texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
                 self._numbers = self.canvas.moving(*texts)
                 self._ax.set_xlim(-0.5, T - 0.5)
-                pointable(self.canvas, "counts", self._ax, 1, T)
+                CellGrid(self.canvas, self._ax, "counts", 1, T)
         for bar, text, counts in zip(self._bars, self._numbers, shown.counts, strict=True):
             bar.set_height(counts)
             text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
@@ -140,10 +140,10 @@ class Revisions(Drawing):
     def say(self, shown: RevisionsShown) -> str:
         alpha, counts = shown.alpha, shown.counts
         kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
-        said = {"before": percent(counts[-2]), "first": percent(counts[0])}
+        values = {"before": percent(counts[-2]), "first": percent(counts[0])}
         if kind == "more":
-            said = {"before": short(counts[-2]), "first": short(counts[0])}
-        return WORDS.say("revisions", kind, T=len(counts), alpha=short(alpha), **said)
+            values = {"before": short(counts[-2]), "first": short(counts[0])}
+        return WORDS.say("revisions", kind, T=len(counts), alpha=short(alpha), **values)
 
     def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
         n = cell.column

@@ -1,4 +1,4 @@
-"""The small picture of 09_delta_rule_in_chunks. Arrays in; it says itself in words."""
+"""The sketch of 09_delta_rule_in_chunks: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -33,9 +33,9 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ChainedShown:
-    """How much token i finds directly of what token j put back [C, C], the inverse [C, C], how far keys differ.
+    """The share of token j's edit that token i finds directly, [C, C], and its inverse, through all edits, [C, C].
 
-    halves: whether both are cut into the blocks of two halves."""
+    spread: of the keys. halves: whether to mark the blocks of two halves."""
 
     spread: float
     found: np.ndarray
@@ -66,11 +66,11 @@ class Chained(Drawing):
         self._maps.update(shown)
 
     def _blocks(self, C: int) -> list:
-        """The borders of the halves of a chunk, and the name of each block."""
-        made, border = [], C / 2 - 0.5
+        """Return the borders between the halves of a chunk, and the names of its blocks."""
+        artists, border = [], C / 2 - 0.5
         with style.context():
             for name, heat in self._maps.items():
-                made += [
+                artists += [
                     draw(border, color=style.BLACK, linewidth=1.4, zorder=5)
                     for draw in (heat.ax.axhline, heat.ax.axvline)
                 ]
@@ -82,8 +82,8 @@ class Chained(Drawing):
                 look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
                 look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
                 names = WORDS["chained"]["halves"][name]
-                made += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
-        return made
+                artists += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
+        return artists
 
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()

@@ -1,4 +1,4 @@
-"""The small pictures of 11_gsa. Arrays in; each says itself in words."""
+"""The sketches of 11_gsa: arrays in, picture and sentences out."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Bars
+from ..marks import Bars, CellGrid
 from ..strip import Strip
-from .shared import percent, pointable, short
+from .shared import percent, short
 
 WORDS = Words() | {
     "slots": {
@@ -57,10 +57,10 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class SlotsShown:
-    """Tokens written one after the other into slots that fade by e^gate when they are written to.
+    """Tokens written in turn into slots that decay by e^gate at each write.
 
-    holds [M, T]: how much of each token a slot holds after the last one; p [M]: the last query's weights of the slots;
-    weights [T]: what it reads of each token; attention [T]: softmax attention's weights of the last M tokens.
+    holds [M, T]: the share of each token in a slot after the last token; p [M]: the last query's weights of the slots;
+    weights [T]: its weights of the tokens; attention [T]: the weights of softmax attention over the last M tokens.
     """
 
     gate: float
@@ -71,14 +71,14 @@ class SlotsShown:
 
     @property
     def off(self) -> float:
-        """How far the weights are from those of attention, relative L2."""
+        """The relative L2 distance of the weights from those of attention."""
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
 class Slots(Drawing):
-    """What slots hold, and what a query reads of it beside softmax attention."""
+    """The content of the slots, and the weights of a query beside those of softmax attention."""
 
-    _most = 1.0  # of a weight
+    _most = 1.0  # end of the axis of weights
 
     def __init__(self, width: float):
         words, height, left, gap = WORDS["slots"], 2.65, 0.6, 0.75
@@ -92,7 +92,6 @@ class Slots(Drawing):
             self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
             ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=words["token"])
             ax.set_title(words["weights"])
-            ax.spines[["top", "right"]].set_visible(False)
             self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=words["gsa"])
             (self._marks,) = self.canvas.moving(
                 *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
@@ -110,7 +109,7 @@ class Slots(Drawing):
             self.canvas.figure.legend(
                 handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
             )
-            pointable(self.canvas, "weights", self._axes, 1, T)
+            CellGrid(self.canvas, self._axes, "weights", 1, T)
 
     def update(self, shown: SlotsShown) -> None:
         if self._strip is None:
@@ -150,8 +149,8 @@ class Slots(Drawing):
 
 @dataclass(frozen=True)
 class SlotGateShown:
-    """What the model computes, f; the gate (natural log) it makes of it; what is left [N] of a slot after 1, 2, … N
-    more tokens; and the gate [n] at other f [n]."""
+    """The model's output f, the gate (natural log) g computed from it, the share left of a slot after 1, 2, … N more
+    tokens [N]; and the gates [n] at other values `at` of f [n]."""
 
     f: float
     g: float
@@ -161,7 +160,7 @@ class SlotGateShown:
 
 
 class SlotGate(Drawing):
-    """The gate over f, and how fast a slot fades by it."""
+    """The gate over f, and the decay of a slot by it."""
 
     def __init__(self, width: float):
         words, height, left, gap = WORDS["slot_gate"], 2.4, 0.6, 0.7
@@ -174,7 +173,6 @@ class SlotGate(Drawing):
             for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
                 ax.set(xlabel=words[x])
                 ax.set_title(words[title])
-                ax.spines[["top", "right"]].set_visible(False)
             self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
             self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
             self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
@@ -188,8 +186,8 @@ class SlotGate(Drawing):
                 self._axes.set(xlim=(-0.5, N - 0.5))
                 places = range(9, N, 10)
                 self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
-                pointable(self.canvas, "left", self._axes, 1, N)
-                pointable(self.canvas, "gate", self._curve, 1, 1)
+                CellGrid(self.canvas, self._axes, "left", 1, N)
+                CellGrid(self.canvas, self._curve, "gate", 1, 1)
             self._ready = True
         self._bars.update(shown.left)
         self._dot.set_data([shown.f], [shown.g])

@@ -1,4 +1,4 @@
-"""The small picture of 05_one_infinity that has one column. Arrays in; it says itself in words."""
+"""The sketch of 05_one_infinity with one column: arrays in, picture and sentences out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class OneColumnShown:
-    """A chunk at one decay w: keys, keys times their factors, dr as computed and true, [C, K] each; exponents of the
-    factors [C]; the share of every tensor that is lost, by name."""
+    """A chunk at one decay w: keys k, keys times their factors, dr computed and true, [C, K] each; exponents of the
+    factors [C]; and the lost share of every tensor, by name."""
 
     w: float
     k: np.ndarray
@@ -48,7 +48,7 @@ class OneColumnShown:
 
 
 class OneColumn(Drawing):
-    """One infinite column, and the gradient that it costs."""
+    """One infinite column, and the gradient that it destroys."""
 
     def __init__(self, width: float):
         words, left, down = WORDS["one_column"], 0.62, 0.85
@@ -76,13 +76,13 @@ class OneColumn(Drawing):
             return words.say("fine", w=shown.w, exponent=exponent, largest=np.exp(np.float64(exponent)))
         share = {name: percent(lost) for name, lost in shown.lost.items()}
         others = [name for name in ("dk", "dw") if shown.lost[name]]
-        said = words.say("lost", n=infinite, w=shown.w, C=len(shown.keys), dr=share["dr"])
+        lost = words.say("lost", n=infinite, w=shown.w, C=len(shown.keys), dr=share["dr"])
         shares, o = listed([share[name] for name in others]), words["o"][shown.lost["o"] > 0]
-        return said + words.say("others", names=listed(others), shares=shares, o=o)
+        return lost + words.say("others", names=listed(others), shares=shares, o=o)
 
     def arithmetic(self, shown: OneColumnShown, cell: Cell) -> str:
         t, c = cell.column, cell.row
-        said = {"t": t, "c": c, "made": getattr(shown, cell.map)[t, c]}
+        values = {"t": t, "c": c, "made": getattr(shown, cell.map)[t, c]}
         if cell.map == "dr":
-            return WORDS.say("one_column", "dr", true=shown.true[t, c], **said)
-        return WORDS.say("one_column", "keys", k=shown.k[t, c], exponent=shown.exponents[t], **said)
+            return WORDS.say("one_column", "dr", true=shown.true[t, c], **values)
+        return WORDS.say("one_column", "keys", k=shown.k[t, c], exponent=shown.exponents[t], **values)

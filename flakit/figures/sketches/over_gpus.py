@@ -1,4 +1,4 @@
-"""The small picture of 17_over_gpus. Arrays in; it says itself in words."""
+"""The sketch of 17_over_gpus: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import whole_ticks
-from .shared import percent, pointable
+from ..marks import CellGrid, whole_ticks
+from .shared import percent
 
 BARS = "walks", "sends", "holds"
-"""What a rank does and has, in the order of the bars."""
+"""The quantities of a rank, in the order of the bars."""
 
 WORDS = Words() | {
     "ranks": {
@@ -53,10 +53,10 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RanksShown:
-    """Which share of a rank's writes enters each later rank, and the bytes of a call of `tokens` tokens.
+    """left [ranks, ranks]: the share of what a rank wrote (column) that enters another one (row); NaN: none does.
 
-    left [ranks, ranks]: the share of the column's writes that enters the row's rank; NaN where none can.
-    each, written, transition: bytes of a token's inputs, of a rank's written state, of its map of an entering state.
+    tokens: of the call. each, written, transition: bytes of all inputs of a token, of what a rank writes into the
+    states, and of its transition, which acts on the states that enter.
     """
 
     left: np.ndarray
@@ -75,7 +75,7 @@ class RanksShown:
 
     @property
     def sends(self) -> int:
-        """In the forward pass, to all others."""
+        """Bytes sent to all others in the forward pass."""
         return self.written + self.transition if self.ranks > 1 else 0
 
     @property
@@ -84,7 +84,7 @@ class RanksShown:
 
 
 class Ranks(Drawing):
-    """What enters each rank, and what a rank walks through, sends and holds."""
+    """The share that enters each rank, and the tokens and bytes of a rank."""
 
     def __init__(self, width: float):
         words, height, side = WORDS["ranks"], 2.9, 2.2
@@ -100,13 +100,13 @@ class Ranks(Drawing):
                 ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
                 ax.set_title(words[name], pad=3)
                 ax.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
-                ax.spines[["top", "right", "bottom"]].set_visible(False)
+                ax.spines["bottom"].set_visible(False)
                 colour = style.BLUE if name == "walks" else style.SKY
                 (bar,) = ax.barh([0], [0.0], height=0.8, color=colour)
                 text = ax.text(0, 0, "", va="center", fontsize=10)
                 self.canvas.moving(bar, text)
                 self._bars[name] = ax, bar, text
-                pointable(self.canvas, name, ax, 1, 1)
+                CellGrid(self.canvas, ax, name, 1, 1)
 
     def update(self, shown: RanksShown) -> None:
         self._map.update(shown.left, empty=np.isnan(shown.left))
@@ -115,14 +115,14 @@ class Ranks(Drawing):
             self.canvas.stale()
             self._ranks = shown.ranks
         most = shown.tokens * shown.each
-        for name, value, whole, said in (
+        for name, value, full, label in (
             ("walks", shown.walks, shown.tokens, f"{shown.walks:,}"),
             ("sends", shown.sends, most, size(shown.sends)),
             ("holds", shown.holds, most, size(shown.holds)),
         ):
             _, bar, text = self._bars[name]
-            bar.set_width(value / whole)
-            text.set(text=said, x=value / whole + 0.015)
+            bar.set_width(value / full)
+            text.set(text=label, x=value / full + 0.015)
 
     def say(self, shown: RanksShown) -> str:
         words, before = WORDS["ranks"], shown.ranks - 1
@@ -141,9 +141,9 @@ class Ranks(Drawing):
         words, row, column = WORDS["ranks"], cell.row, cell.column
         if cell.map in BARS:
             which = "nothing" if cell.map == "sends" and shown.ranks == 1 else cell.map
-            said = {"all": f"{shown.tokens:,}", "ranks": shown.ranks, "tokens": f"{shown.walks:,}", "each": shown.each}
-            said |= {"written": size(shown.written), "transition": size(shown.transition)}
-            return words.say("bar", which, **said)
+            at = {"all": f"{shown.tokens:,}", "ranks": shown.ranks, "tokens": f"{shown.walks:,}", "each": shown.each}
+            at |= {"written": size(shown.written), "transition": size(shown.transition)}
+            return words.say("bar", which, **at)
         if row <= column:
             which = "later" if row < column else "own" if row else "first"
             return words.say("cell", which, row=row, column=column)
@@ -155,7 +155,7 @@ class Ranks(Drawing):
 
 
 def size(count: float) -> str:
-    """Bytes, in decimal units."""
+    """Return bytes in decimal units."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if count >= unit:
             return f"{number(count / unit, 3)} {name}"

@@ -1,4 +1,4 @@
-"""The small pictures of 02_rwkv6_backward. Arrays in; each says itself in words."""
+"""The sketches of 02_rwkv6_backward: arrays in, picture and sentences out."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from .shared import listed, percent, pointable, short
+from ..marks import CellGrid
+from .shared import listed, percent, short
 
 WORDS = Words() | {
     "walking_back": {
@@ -66,9 +67,9 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class WalkShown:
-    """Both passes of one head over T tokens, and how far they have come: steps 0 … T-1 forward, then T … 2T-1 back.
+    """Both passes of one head over T tokens up to a step: 0 … T-1 forward, then T … 2T-1 backward.
 
-    writes, reads: the token that writes, and the one whose output counts. r, k, w: [T, K]; v, do: [T, V].
+    writes, reads: the token that writes, and the one whose output the loss reads. r, k, w: [T, K]; v, do: [T, V].
     states: S_t, and gradients: D_t, after every token [T, K, V].
     """
 
@@ -85,12 +86,12 @@ class WalkShown:
 
     @property
     def here(self) -> tuple[str, int]:
-        """The map that this step has computed: "S" or "D", and its token."""
+        """The map that this step computes, "S" or "D", and its token."""
         T = len(self.states)
         return ("S", self.step) if self.step < T else ("D", 2 * T - 1 - self.step)
 
     def there(self, name: str, t: int) -> bool:
-        """Whether this step or one before has computed it."""
+        """Whether a map has been computed by this step."""
         return self.step >= (t if name == "S" else 2 * len(self.states) - 1 - t)
 
 
@@ -178,8 +179,8 @@ class Walk(Drawing):
 
 @dataclass(frozen=True)
 class GrowthShown:
-    """One log decay for all, which may be positive; for S, D and dw by name, over the tokens [T]: the largest true
-    number, and whether float32 holds all of them. end: log10 of its largest number."""
+    """At one log decay, which may be positive, for S, D and dw by name: the largest true number at each token [T], and
+    whether all numbers there are finite in float32. end: log10 of the largest float32."""
 
     w: float
     sizes: Mapping[str, np.ndarray]
@@ -188,9 +189,9 @@ class GrowthShown:
 
 
 class Growth(Drawing):
-    """How large S, D and dw become along the tokens, against the end of float32."""
+    """The size of S, D and dw over the tokens, against the end of float32."""
 
-    _low, _high = -4.0, 78.0  # of log10: what w = 0.8 makes in 192 tokens is 10^67
+    _low, _high = -4.0, 78.0  # ends of the axis, log10: w = 0.8 gives 10^67 after 192 tokens
     _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
 
     def __init__(self, width: float):
@@ -199,7 +200,6 @@ class Growth(Drawing):
         legend = 2.2
         with style.context():
             self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
             self._beyond = ax.add_patch(
                 Rectangle(
@@ -232,7 +232,7 @@ class Growth(Drawing):
             self._ax.set_xlim(-0.5, T - 0.5)
             self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
             self._end.set_text(WORDS.say("growth", "end", end=shown.end))
-            pointable(self.canvas, "tokens", self._ax, 1, T)
+            CellGrid(self.canvas, self._ax, "tokens", 1, T)
             self.canvas.stale()
         for name, (thin, bold) in self._lines.items():
             with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""The small pictures of 01_rwkv6_forward. Arrays in; each says itself in words."""
+"""The sketches of 01_rwkv6_forward: arrays in, picture and sentences out."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from .shared import listed, percent, pointable, short
+from ..marks import CellGrid
+from .shared import listed, percent, short
 
 WORDS = Words() | {
     "reading": {
@@ -42,7 +43,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ReadingShown:
-    """A query [2], keys [T, 2] and values [T, 2], the products [T] of the query with the keys, the output [2]."""
+    """A query [2], keys [T, 2] and values [T, 2], the scores [T] of the query with the keys, and the output [2]."""
 
     query: np.ndarray
     keys: np.ndarray
@@ -54,7 +55,7 @@ class ReadingShown:
 class Reading(Drawing):
     """A few tokens with two channels: arrows, products, output."""
 
-    _reach = {"scores": 2.6, "output": 7.0}  # of the axes; the lesson's numbers go to 1.4 and 3.6
+    _reach = {"scores": 2.6, "output": 7.0}  # ends of the axes; the lesson's numbers reach 1.4 and 3.6
 
     def __init__(self, width: float):
         words, height = WORDS["reading"], 2.6
@@ -71,7 +72,6 @@ class Reading(Drawing):
             for name, (left, across) in boxes.items():
                 ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, plane / height))
                 ax.set_title(words[name])
-                ax.spines[["top", "right"]].set_visible(False)
                 self._axes[name] = ax
             ax = self._axes["plane"]
             ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
@@ -80,10 +80,10 @@ class Reading(Drawing):
         self._keys = None
 
     def _first(self, shown: ReadingShown) -> None:
-        """What depends on the keys alone, and the bars."""
+        """Draw the keys and the bars."""
         words, T = WORDS["reading"], len(shown.keys)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
-        wide = arrow | {"mutation_scale": 22, "linewidth": 5}  # so that a key shows on both sides of a query along it
+        wide = arrow | {"mutation_scale": 22, "linewidth": 5}  # visible on both sides of a parallel query
         with style.context():
             ax = self._axes["plane"]
             for n, key in enumerate(shown.keys):
@@ -111,7 +111,7 @@ class Reading(Drawing):
                 ax.axvline(0, color=style.BLACK, linewidth=0.8)
                 texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
                 self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
-                pointable(self.canvas, name, ax, len(labels), 1)
+                CellGrid(self.canvas, ax, name, len(labels), 1)
         self._keys = shown.keys
 
     def update(self, shown: ReadingShown) -> None:
@@ -119,7 +119,7 @@ class Reading(Drawing):
             self._first(shown)
         self._query.xy = tuple(shown.query)
         x, y = shown.query
-        self._name.set_position((x + 0.35 * y, y - 0.35 * x))  # beside the tip: the keys' numbers lie beyond theirs
+        self._name.set_position((x + 0.35 * y, y - 0.35 * x))  # beside the tip: the keys' numbers lie beyond it
         for name, values in (("scores", shown.scores), ("output", shown.output)):
             for bar, text, value in zip(self._bars[name], self._texts[name], values, strict=True):
                 bar.set_width(value)
@@ -148,14 +148,14 @@ class Reading(Drawing):
 
 @dataclass(frozen=True)
 class ForgettingShown:
-    """A natural-log decay w, and the fraction `left` [N] of a token's write after 1, 2, … N more tokens."""
+    """A natural-log decay w, <= 0, and the share left [N] of what a token wrote after 1, 2, … N more tokens."""
 
     w: float
     left: np.ndarray
 
 
 class Forgetting(Drawing):
-    """What is left of what a token wrote, by how many were read since, with the half marked."""
+    """The share left of what a token wrote, over the tokens read since, with a mark at one half."""
 
     def __init__(self, width: float):
         words, height = WORDS["forgetting"], 2.4
@@ -163,7 +163,6 @@ class Forgetting(Drawing):
         with style.context():
             box = (0.65 / width, 0.5 / height, (width - 0.8) / width, (height - 0.65) / height)
             self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
             ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
             (self._mark,) = self.canvas.moving(
@@ -177,7 +176,7 @@ class Forgetting(Drawing):
                 bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
                 self._bars = self.canvas.moving(*bars)
                 self._ax.set_xlim(0.5, len(shown.left) + 0.5)
-                pointable(self.canvas, "left", self._ax, 1, len(shown.left))
+                CellGrid(self.canvas, self._ax, "left", 1, len(shown.left))
         for bar, left in zip(self._bars, shown.left, strict=True):
             bar.set_height(left)
         half = _half_life(shown.w)
@@ -201,5 +200,5 @@ class Forgetting(Drawing):
 
 
 def _half_life(w: float) -> float:
-    """Tokens until half is left."""
+    """Return the number of tokens until half is left."""
     return math.inf if w == 0 else math.log(2) / -w

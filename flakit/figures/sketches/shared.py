@@ -1,17 +1,7 @@
-"""What several sketches draw and say alike."""
-
-from matplotlib.axes import Axes
+"""Formatting that several sketches share."""
 
 from ...language import say
 from ...numerics.words import number
-from ..canvas import Canvas
-
-
-def pointable(canvas: Canvas, name: str, ax: Axes, rows: int, columns: int) -> None:
-    """Cut axes into cells that can be pointed at, whatever they measure."""
-    over = canvas.figure.add_axes(ax.get_position(), frameon=False, xticks=[], yticks=[])
-    over.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    canvas.pointable(name, over, rows, columns)
 
 
 def short(x: float) -> str:

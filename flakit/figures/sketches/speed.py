@@ -1,4 +1,4 @@
-"""The small pictures of 16_speed. Arrays in; each says itself in words."""
+"""The sketches of 16_speed: arrays in, picture and sentences out."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,10 @@ from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Marked
-from .shared import pointable
+from ..marks import CellGrid, Marked
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
-"""Colour and dash of what memory takes, and of what the products take."""
+"""Colour and dash of the time of memory traffic, and of matrix products."""
 
 WORDS = Words() | {
     "roof": {
@@ -80,7 +79,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RoofShown:
-    """A call's least bytes and operations, and what the device does at most: 10^12 of each a second."""
+    """A call's minimal bytes and operations, and the device's peaks, 10^12 of each per second."""
 
     tokens: int
     K: int
@@ -95,12 +94,12 @@ class RoofShown:
 
     @property
     def ms(self) -> tuple[float, float]:
-        """Of moving the bytes, and of the operations."""
+        """Milliseconds of moving the bytes, and of the operations."""
         return 1e-9 * self.bytes / self.copy_tb_s, 1e-9 * self.operations / self.tflops
 
 
 class Roof(Drawing):
-    """The roof with a call under it, and both of its times."""
+    """The roof with a call below it, and the two times of the call."""
 
     _ENDS = 0.2, 2000.0
 
@@ -111,7 +110,6 @@ class Roof(Drawing):
         across = width - 0.7 - right - 0.35
         with style.context():
             self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000), xlabel=words["x"], ylabel=words["y"])
             for axis in (ax.xaxis, ax.yaxis):
                 axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
@@ -128,13 +126,13 @@ class Roof(Drawing):
             ax.set(xlim=(0, 1), ylim=(1.5, -0.5), xticks=[], yticks=[0, 1])
             ax.set_yticklabels([words["moving"], words["multiplying"]])
             ax.tick_params(axis="y", length=0)
-            ax.spines[["top", "right", "bottom"]].set_visible(False)
+            ax.spines["bottom"].set_visible(False)
             for row, look in enumerate((MOVING, MULTIPLYING)):
                 (bar,) = ax.barh([row], [0.0], height=0.6, color=look["color"])
                 text = ax.text(0, row, "", va="center", fontsize=9)
                 self.canvas.moving(bar, text)
                 self._bars.append((bar, text))
-            pointable(self.canvas, "times", ax, 2, 1)
+            CellGrid(self.canvas, ax, "times", 2, 1)
 
     def update(self, shown: RoofShown) -> None:
         if self._roof is None:
@@ -166,15 +164,15 @@ class Roof(Drawing):
     def arithmetic(self, shown: RoofShown, cell: Cell) -> str:
         words, which = WORDS["roof"]["arithmetic"], ("moving", "multiplying")[cell.row]
         rate = (shown.copy_tb_s, shown.tflops)[cell.row]
-        said = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
-        return words.say(which, **said, rate=rate, us=_us(shown.ms[cell.row]))
+        values = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
+        return words.say(which, **values, rate=rate, us=_us(shown.ms[cell.row]))
 
 
 @dataclass(frozen=True)
 class KeptShown:
-    """For chunks of so many tokens [N]: bytes of their states, and milliseconds of moving these twice and of the pairs.
+    """For each chunk size [N]: bytes of the states, and milliseconds of moving these twice and of the pairs.
 
-    at: which of them is chosen; itemsize: bytes of a number of a state; floor: milliseconds of the forward.
+    at: the index of the chosen size; itemsize: bytes per number of a state; floor: milliseconds of the forward.
     """
 
     at: int
@@ -188,14 +186,13 @@ class KeptShown:
 
 
 class Kept(Drawing):
-    """Two lines over the size of a chunk, and where a chunk lies on them."""
+    """Two times over the chunk size, and those of the chosen size."""
 
     def __init__(self, width: float):
         height, words = 2.7, WORDS["kept"]
         self.canvas, self._ready = Canvas(width, height), False
         with style.context():
             self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=style.logarithmic(words["x"]), ylabel=words["y"], yscale="log")
             self._lines = [
                 ax.plot([], [], **look, label=words[name])[0]
@@ -219,7 +216,7 @@ class Kept(Drawing):
                 self._ax.minorticks_off()
                 self._lines[1].set_data(range(n), shown.pairs)
                 self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
-                pointable(self.canvas, "chunks", self._ax, 1, n)
+                CellGrid(self.canvas, self._ax, "chunks", 1, n)
             self.canvas.stale()
             self._ready = True
         self._lines[0].set_data(range(n), shown.states)
@@ -253,10 +250,10 @@ class Kept(Drawing):
 
 @dataclass(frozen=True)
 class TailShown:
-    """Which chunks [heads, chunks] hold a steep gate, where one gate in `one_in` is steep.
+    """The chunks that hold a steep gate, boolean [heads, chunks], where one gate in `one_in` is steep.
 
-    by_head: a head with any steep gate is computed the slow way as a whole; else only the steep chunks are.
-    tokens, gates: of a chunk; head_gates: gates of a head's whole sequence.
+    by_head: whether a head with any steep gate is computed the slow way as a whole, or only its steep chunks.
+    tokens, gates: per chunk; head_gates: gates of a head's full sequence.
     """
 
     one_in: int
@@ -287,6 +284,7 @@ class Tail(Drawing):
         with style.context():
             self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
             ax.set(xlabel=words["x"], ylabel=words["y"], facecolor=style.FINITE)
+            ax.spines[:].set_visible(True)
             self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
             self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
             handles = [style.swatch(style.BLACK, words["steep"]), style.swatch(style.SKY, words["slow"])]
@@ -296,14 +294,14 @@ class Tail(Drawing):
             bars.set(xlim=(0, 1), ylim=(3.5, -0.5), xticks=[], yticks=range(4))
             bars.set_yticklabels(words["bars"])
             bars.tick_params(axis="y", length=0)
-            bars.spines[["top", "right", "bottom"]].set_visible(False)
+            bars.spines["bottom"].set_visible(False)
             self._bars = []
             for row, colour in enumerate([style.BLACK] * 3 + [style.SKY]):
                 (bar,) = bars.barh([row], [0.0], height=0.6, color=colour)
                 text = bars.text(0, row, "", va="center", fontsize=9)
                 self.canvas.moving(bar, text)
                 self._bars.append((bar, text))
-            pointable(self.canvas, "shares", bars, 4, 1)
+            CellGrid(self.canvas, bars, "shares", 4, 1)
 
     def update(self, shown: TailShown) -> None:
         heads, chunks = shown.steep.shape

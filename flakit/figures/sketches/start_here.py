@@ -1,4 +1,4 @@
-"""The small pictures of 00_start_here. Arrays in; each says itself in words."""
+"""The sketches of 00_start_here: arrays in, picture and sentences out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class BrokenShown:
-    """One gradient, computed and true, each [T, K]; the share of every tensor that is not finite, by name."""
+    """One gradient, computed and true, [T, K] each; the non-finite share of every tensor, by name."""
 
     decay: float
     computed: np.ndarray
@@ -41,7 +41,7 @@ class BrokenShown:
 
 
 class Broken(Drawing):
-    """A gradient beside its true values, and a sentence on which tensors are broken."""
+    """A gradient beside its true values; the sentence names the broken tensors."""
 
     def __init__(self, width: float):
         words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2

@@ -1,4 +1,4 @@
-"""The small pictures of 10_state_tracking. Arrays in; each says itself in words."""
+"""The sketches of 10_state_tracking: arrays in, picture and sentences out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from ...language import Words, say
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Bars
-from .shared import percent, pointable, short
+from ..marks import Bars, CellGrid
+from .shared import percent, short
 
 WORDS = Words() | {
     "swaps": {
@@ -69,7 +69,7 @@ def _listed(order: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class SwapsShown:
-    """Which two places each move swaps, [N, 2]; which thing lies in each place after 0, 1, … N moves, [N + 1, 3]."""
+    """The two places that each move swaps, [N, 2]; the thing in each place after 0, 1, … N moves, [N + 1, 3]."""
 
     t: int  # moves so far
     moves: np.ndarray
@@ -84,7 +84,7 @@ class Swaps(Drawing):
         self.canvas, self._lines = Canvas(width, height), None
         with style.context():
             self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
-            ax.spines[["top", "right", "left"]].set_visible(False)
+            ax.spines["left"].set_visible(False)
             ax.set(xlabel=words["x"], ylim=(2.35, -0.35))
             ax.set_yticks(range(3), words["places"])
             ax.tick_params(axis="y", length=0)
@@ -104,7 +104,7 @@ class Swaps(Drawing):
                 self._lines.append((line, places))
                 self._ends.append(name)
             self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
-            pointable(self.canvas, "places", ax, 3, N + 1)
+            CellGrid(self.canvas, ax, "places", 3, N + 1)
 
     def update(self, shown: SwapsShown) -> None:
         if self._lines is None:
@@ -128,7 +128,7 @@ class Swaps(Drawing):
 
 @dataclass(frozen=True)
 class MirrorShown:
-    """A column of a state [2] before and after one token without decay, which takes out alpha along kappa [2]."""
+    """A column of a state [2] before and after one token without decay, which removes alpha along kappa [2]."""
 
     alpha: float
     kappa: np.ndarray
@@ -137,12 +137,12 @@ class MirrorShown:
 
     @property
     def factor(self) -> float:
-        """What the part along kappa was multiplied by."""
+        """The factor of the part along kappa."""
         return float(self.kappa @ self.after / (self.kappa @ self.before))
 
 
 class Mirror(Drawing):
-    """What one token does to a state of two rows: a plane, and the factor along kappa."""
+    """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
 
     def __init__(self, width: float):
         words, height = WORDS["mirror"], 2.9
@@ -152,7 +152,6 @@ class Mirror(Drawing):
             self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
             ax.set(title=words["plane"], xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xlabel=say("row 0"), ylabel=say("row 1"))
             ax.set(xticks=(0, 1), yticks=(0, 1))
-            ax.spines[["top", "right"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, zorder=0)
             ax.axvline(0, color=style.EMPTY, zorder=0)
             left = 0.55 + 1.2 * side + 0.5
@@ -162,10 +161,10 @@ class Mirror(Drawing):
             ax.set_xticks([1, 0, -1], [words[name] for name in ("kept", "forgotten", "turned")])
             for label, side_ in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
                 label.set(ha=side_, multialignment=side_)
-            ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
+            ax.spines[["left", "bottom"]].set_visible(False)
             ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
             (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
-            pointable(self.canvas, "factor", ax, 1, 1)
+            CellGrid(self.canvas, ax, "factor", 1, 1)
 
     def _first(self, shown: MirrorShown) -> None:
         ax, words = self._plane, WORDS["mirror"]
@@ -183,7 +182,7 @@ class Mirror(Drawing):
                 ax.text(0, 0, words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
                 *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
             )
-            pointable(self.canvas, "plane", ax, 1, 2)
+            CellGrid(self.canvas, ax, "plane", 1, 2)
 
     def update(self, shown: MirrorShown) -> None:
         if self._arrows is None:
@@ -212,7 +211,7 @@ class Mirror(Drawing):
 
 @dataclass(frozen=True)
 class AgainShown:
-    """What the state holds along kappa after 1, 2, … N readings of one token, [N], where it held 1."""
+    """The state along kappa, 1 at first, after 1, 2, … N readings of one token, [N]."""
 
     w: float
     alpha: float
@@ -220,7 +219,7 @@ class AgainShown:
 
 
 class Again(Drawing):
-    """The size of what is left, reading by reading, its sign as a colour."""
+    """The size of what is left after each reading, its sign as a colour."""
 
     _LOW, _HIGH = 1e-4, 1e4
 
@@ -229,7 +228,6 @@ class Again(Drawing):
         self.canvas, self._drawn = Canvas(width, height), False
         with style.context():
             self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
             ax.set_yticks([1e-4, 1e-2, 1, 1e2, 1e4])
             ax.minorticks_off()
@@ -247,11 +245,11 @@ class Again(Drawing):
                 N = len(shown.left)
                 self._ax.set(xlim=(-0.6, N - 0.4))
                 self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
-                pointable(self.canvas, "left", self._ax, 1, N)
+                CellGrid(self.canvas, self._ax, "left", 1, N)
             self._drawn = True
         sizes = np.clip(np.abs(shown.left), self._LOW, self._HIGH)
-        for bars, mine in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
-            bars.update(np.where(mine, sizes, np.nan), begin=self._LOW)
+        for bars, mask in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
+            bars.update(np.where(mask, sizes, np.nan), begin=self._LOW)
 
     def say(self, shown: AgainShown) -> str:
         words, last = WORDS["again"], abs(float(shown.left[-1]))

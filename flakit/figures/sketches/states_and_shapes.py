@@ -1,4 +1,4 @@
-"""The small pictures of 12_states_and_shapes. Arrays in; each says itself in words."""
+"""The sketches of 12_states_and_shapes: arrays in, picture and sentences out."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from .shared import percent, pointable
+from ..marks import CellGrid
+from .shared import percent
 
 WORDS = Words() | {
     "pieces": {
@@ -31,16 +32,16 @@ WORDS = Words() | {
 }
 
 _LOW, _HIGH = 1e-9, 10.0
-"""The errors that are shown; smaller ones lie on the lower edge."""
+"""The range of errors; smaller ones are drawn at the lower end."""
 
 
 @dataclass(frozen=True)
 class PiecesShown:
     """A sequence cut into two pieces before token `cut`.
 
-    op: the operator's label. handed: what the second piece was given, "state", "detached" or "nothing".
+    op: the operator's label. handed: the initial state of the second piece, "state", "detached" or "nothing".
     o, dv: the error of each token [T], relative to the tensor's RMS. o_second, dv_first: relative L2 error of the
-    second piece's outputs and of the first piece's gradient. worst: of any tensor of the whole.
+    second piece's outputs and of the first piece's gradient. worst: the largest error of any tensor.
     """
 
     op: str
@@ -65,7 +66,6 @@ class Pieces(Drawing):
                 ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=words[name])
                 ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
                 ax.minorticks_off()
-                ax.spines[["top", "right"]].set_visible(False)
                 ax.tick_params(labelbottom=name == "dv")
                 (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
                 self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
@@ -77,7 +77,7 @@ class Pieces(Drawing):
             for name, ax in self._axes.items():
                 ax.set_xlim(-0.5, T - 0.5)
                 ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
-                pointable(self.canvas, name, ax, 1, T)
+                CellGrid(self.canvas, ax, name, 1, T)
             for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
                 self._axes["o"].text(x, 3 * _HIGH, words[part], ha="center", va="bottom", fontsize=10)
         self._cut = shown.cut

@@ -1,4 +1,4 @@
-"""The small pictures of 13_training. Arrays in; each says itself in words."""
+"""The sketches of 13_training: arrays in, picture and sentences out."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Bars
+from ..marks import Bars, CellGrid
 from ..strip import Strip
-from .shared import pointable
 
 WORDS = Words() | {
     "mean_of_means": {
@@ -64,7 +63,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class MeanOfMeansShown:
-    """How much each target's loss counts in the mean of two parts' means, and in the mean of all, each [N]."""
+    """The weight of each target's loss in the mean of two parts' means, and in the mean of all, [N] each."""
 
     cut: int
     averaged: np.ndarray
@@ -72,7 +71,7 @@ class MeanOfMeansShown:
 
 
 class MeanOfMeans(Drawing):
-    """Bars: the weight of each target when parts of unlike size count alike."""
+    """The weight of each target if parts of different size count the same."""
 
     def __init__(self, width: float):
         height = 2.3
@@ -81,7 +80,6 @@ class MeanOfMeans(Drawing):
         with style.context():
             box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
             self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
             self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
             self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
@@ -100,21 +98,21 @@ class MeanOfMeans(Drawing):
                     1.02, shown.right[0], WORDS.say("mean_of_means", "right", n=n), va="center", fontsize=9,
                     transform=self._ax.get_yaxis_transform(),
                 )  # fmt: skip
-                pointable(self.canvas, "targets", self._ax, 1, n)
+                CellGrid(self.canvas, self._ax, "targets", 1, n)
         first = np.arange(n) < shown.cut
         self._first.update(np.where(first, shown.averaged, np.nan))
         self._second.update(np.where(first, np.nan, shown.averaged))
 
     def say(self, shown: MeanOfMeansShown) -> str:
         words, n = WORDS["mean_of_means"], len(shown.right)
-        said = {
+        values = {
             "first": shown.cut,
             "second": n - shown.cut,
             "one": shown.averaged[0],
             "other": shown.averaged[-1],
             "right": shown.right[0],
         }
-        return words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **said)
+        return words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **values)
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
         t, n = cell.column, len(shown.right)
@@ -125,7 +123,7 @@ class MeanOfMeans(Drawing):
 
 @dataclass(frozen=True)
 class ClippingShown:
-    """Gradients [3, 3] before and after their common norm was clipped to 1, and that norm before."""
+    """Gradients [3, 3] before and after clipping their common norm to 1, and the norm before."""
 
     before: np.ndarray
     after: np.ndarray
@@ -173,13 +171,13 @@ class Clipping(Drawing):
 
 @dataclass(frozen=True)
 class FProjShown:
-    """One value f for all tokens and slots. gates, exponents [N]: of each of `stops`, values of f from 0 down."""
+    """One value f for all tokens and slots. stops: values of f from 0 down, and their gates and exponents, [N]."""
 
     f: float
     stops: np.ndarray
     gates: np.ndarray
     exponents: np.ndarray
-    tokens: int  # whose gates add up
+    tokens: int  # whose gates the exponent sums
     limit: float
     clamp: float
     computed: np.ndarray  # ds by token and slot, [T, M]
@@ -188,12 +186,12 @@ class FProjShown:
 
     @property
     def at(self) -> int:
-        """The stop that f is."""
+        """The index of f among the stops."""
         return int(np.abs(self.stops - self.f).argmin())
 
 
 class FProj(Drawing):
-    """The exponent over f with its limit, and the gradient that it takes along."""
+    """The exponent over f with its limit, and the gradient that it destroys."""
 
     def __init__(self, width: float):
         words, height = WORDS["f_proj"], 2.75
@@ -202,7 +200,6 @@ class FProj(Drawing):
         across = (width - left - right - gap) / 2
         with style.context():
             self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
-            ax.spines[["top", "right"]].set_visible(False)
             ax.set(xlabel=words["x"], ylabel=words["y"])
             (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
             at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
@@ -211,7 +208,7 @@ class FProj(Drawing):
             self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
 
     def _first(self, shown: FProjShown) -> None:
-        """What no value of f changes."""
+        """Draw what does not depend on f."""
         words, ax = WORDS["f_proj"], self._ax
         with style.context():
             ax.plot(shown.stops, shown.exponents, **style.LINES[0])
@@ -225,7 +222,7 @@ class FProj(Drawing):
     def update(self, shown: FProjShown) -> None:
         if not self._drawn:
             self._first(shown)
-            pointable(self.canvas, "exponent", self._ax, 1, len(shown.stops))
+            CellGrid(self.canvas, self._ax, "exponent", 1, len(shown.stops))
         self._here.set_data([shown.f], [shown.exponents[shown.at]])
         largest = float(np.abs(shown.true).max())
         self._map.colours.set_clim(-largest, largest)
