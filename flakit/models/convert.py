@@ -8,8 +8,8 @@ RWKV7ForCausalLM and RWKV6ForCausalLM save. A tensor without a counterpart here 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,130 +66,101 @@ def log_decay_from(w: Tensor, factor: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of their checkpoint, and the tensors of ours that it holds."""
+    """One tensor of their checkpoint, and the tensors of ours that it holds.
+
+    ndim: allowed numbers of axes of theirs. split: theirs to ours; join: ours to theirs.
+    """
 
     theirs: str
     ours: tuple[str, ...]
-    split: Callable[[Tensor], Sequence[Tensor]] = lambda x: [x]
-    join: Callable[[Sequence[Tensor]], Tensor] = lambda x: x[0]
-    ndim: tuple[int, ...] = (2,)
-    """Allowed numbers of axes of theirs."""
+    ndim: tuple[int, ...]
+    split: Callable[[Tensor], Sequence[Tensor]]
+    join: Callable[[Sequence[Tensor]], Tensor]
 
 
-def _same(theirs: str, ours: str, ndim: int = 2) -> Entry:
-    return Entry(theirs, (ours,), ndim=(ndim,))
+def _same(x: Sequence[Tensor]) -> Tensor:
+    return x[0]
 
 
-def _transposed(theirs: str, ours: str) -> Entry:
-    return Entry(theirs, (ours,), lambda x: [x.T], lambda x: x[0].T)
+LAYOUTS: dict[str, tuple] = {
+    "": ((2,), lambda x: [x], _same),
+    "vector": ((1,), lambda x: [x], _same),
+    "transposed": ((2,), lambda x: [x.T], lambda x: x[0].T),
+    "row": ((1, 2, 3), lambda x: [x.reshape(-1)], lambda x: x[0].view(1, 1, -1)),
+    "heads": ((2,), lambda x: [x.reshape(-1)], _same),
+    "rows": ((2,), lambda x: x.unbind(0), lambda x: torch.stack(list(x))),
+    "matrices": ((3,), lambda x: x.unbind(0), lambda x: torch.stack(list(x))),
+    "beside": ((2,), lambda x: x.chunk(5, 1), lambda x: torch.cat(list(x), 1)),
+    "transposed below": ((2,), lambda x: [y.T for y in x.chunk(5)], lambda x: torch.cat([y.T for y in x])),
+    "transposed beside": ((2,), lambda x: [y.T for y in x.chunk(5, 1)], lambda x: torch.cat([y.T for y in x], 1)),
+}
+"""How they store one or several of our tensors: ndim, split and join of an `Entry`.
+
+"row": a vector [dim] as [1, 1, dim]; "heads": one as [H, head_size]. The last five: five tensors in one.
+"""
+
+Names = Iterator[tuple[str, str, str]]
+"""Our name, or several with spaces between that one tensor of theirs holds; layout and name in RWKV-LM's checkpoint;
+those in flash-linear-attention's. "": these tensors stand in another row for this library."""
 
 
-def _row(theirs: str, ours: str) -> Entry:
-    """A vector [dim] that they store as [1, 1, dim]."""
-    return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(1, 1, -1), (1, 2, 3))
+def _norm(ours: str, rwkv_lm: str, fla: str) -> Names:
+    return ((f"{ours}.{x}", f"vector {rwkv_lm}.{x}", f"vector {fla}.{x}") for x in ("weight", "bias"))
 
 
-def _heads(theirs: str, ours: str, head_size: int) -> Entry:
-    """A vector [dim] that they store as [H, head_size]."""
-    return Entry(theirs, (ours,), lambda x: [x.reshape(-1)], lambda x: x[0].view(-1, head_size))
+def _outside_blocks() -> Names:
+    yield "embedding.weight", "emb.weight", "model.embeddings.weight"
+    yield "head.weight", "head.weight", "lm_head.weight"
+    yield from _norm("norm_out", "ln_out", "model.norm")
+    yield from _norm("norm_in", "blocks.0.ln0", "model.layers.0.pre_norm")
 
 
-def _norm(theirs: str, ours: str) -> list[Entry]:
-    return [_same(f"{theirs}.{name}", f"{ours}.{name}", 1) for name in ("weight", "bias")]
-
-
-def _rwkv_lm_7(n: int, head_size: int) -> Iterator[Entry]:
-    for name in "rwkvag":
-        yield _row(f"att.x_{name}", f"time.blend.{name}")
-    for theirs, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
-        if theirs == "v" and n == 0:
+def _rwkv7(n: int) -> Names:
+    for x in "rwkvag":
+        yield f"time.blend.{x}", f"row att.x_{x}", f"row attn.x_{x}"
+    for x, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
+        if x == "v" and n == 0:
             continue
-        if theirs != "g":
-            yield _row(f"att.{theirs}0", f"time.{ours}.bias")
-        yield _same(f"att.{theirs}1", f"time.{ours}.A")
-        yield _same(f"att.{theirs}2", f"time.{ours}.B")
-    yield _row("att.k_k", "time.removal")
-    yield _row("att.k_a", "time.replacement")
-    yield _heads("att.r_k", "time.bonus", head_size)
+        if x != "g":
+            yield f"time.{ours}.bias", f"row att.{x}0", f"vector attn.{x}_lora.lora.2.bias"
+        yield f"time.{ours}.A", f"att.{x}1", f"transposed attn.{x}_lora.lora.0.weight"
+        yield f"time.{ours}.B", f"att.{x}2", f"transposed attn.{x}_lora.lora.2.weight"
+    yield "time.removal", "row att.k_k", "vector attn.k_k"
+    yield "time.replacement", "row att.k_a", "vector attn.k_a"
+    yield "time.bonus", "heads att.r_k", "heads attn.r_k"
     for name in ("receptance", "key", "value", "output"):
-        yield _same(f"att.{name}.weight", f"time.{name}.weight")
-    yield from _norm("att.ln_x", "time.norm")
-    yield _row("ffn.x_k", "channels.blend")
+        yield f"time.{name}.weight", f"att.{name}.weight", f"attn.{name[0]}_proj.weight"
+    yield from _norm("time.norm", "att.ln_x", "attn.g_norm")
+    yield "channels.blend", "row ffn.x_k", "vector ffn.x_k"
     for name in ("key", "value"):
-        yield _same(f"ffn.{name}.weight", f"channels.{name}.weight")
+        yield f"channels.{name}.weight", f"ffn.{name}.weight", f"ffn.{name}.weight"
 
 
-def _rwkv_lm_6(n: int, head_size: int) -> Iterator[Entry]:
-    yield _row("att.time_maa_x", "time.blend_all")
-    for name in BLENDS["rwkv-lm"]:
-        yield _row(f"att.time_maa_{name}", f"time.blend.{name}")
-    A, B = (tuple(f"time.blend_by_token.{name}.{x}" for name in BLENDS["rwkv-lm"]) for x in "AB")
-    yield Entry("att.time_maa_w1", A, lambda x: x.chunk(5, 1), lambda x: torch.cat(list(x), 1))
-    yield Entry("att.time_maa_w2", B, lambda x: x.unbind(0), lambda x: torch.stack(list(x)), (3,))
-    yield _row("att.time_decay", "time.w.bias")
-    yield _same("att.time_decay_w1", "time.w.A")
-    yield _same("att.time_decay_w2", "time.w.B")
-    yield _heads("att.time_faaaa", "time.u", head_size)
-    for name in ("receptance", "key", "value", "gate", "output"):
-        yield _same(f"att.{name}.weight", f"time.{name}.weight")
-    yield from _norm("att.ln_x", "time.norm")
-    yield _row("ffn.time_maa_k", "channels.blend")
-    yield _row("ffn.time_maa_r", "channels.gate_blend")
-    for theirs, ours in {"key": "key", "value": "value", "receptance": "gate"}.items():
-        yield _same(f"ffn.{theirs}.weight", f"channels.{ours}.weight")
-
-
-def _fla_7(n: int, head_size: int) -> Iterator[Entry]:
-    for name in "rwkvag":
-        yield _row(f"attn.x_{name}", f"time.blend.{name}")
-    for theirs, ours in {"w": "w", "a": "a", "v": "v_mix", "g": "g"}.items():
-        if theirs == "v" and n == 0:
-            continue
-        yield _transposed(f"attn.{theirs}_lora.lora.0.weight", f"time.{ours}.A")
-        yield _transposed(f"attn.{theirs}_lora.lora.2.weight", f"time.{ours}.B")
-        if theirs != "g":
-            yield _same(f"attn.{theirs}_lora.lora.2.bias", f"time.{ours}.bias", 1)
-    yield _same("attn.k_k", "time.removal", 1)
-    yield _same("attn.k_a", "time.replacement", 1)
-    yield _heads("attn.r_k", "time.bonus", head_size)
-    for theirs, ours in {"r": "receptance", "k": "key", "v": "value", "o": "output"}.items():
-        yield _same(f"attn.{theirs}_proj.weight", f"time.{ours}.weight")
-    yield from _norm("attn.g_norm", "time.norm")
-    yield _same("ffn.x_k", "channels.blend", 1)
-    for name in ("key", "value"):
-        yield _same(f"ffn.{name}.weight", f"channels.{name}.weight")
-
-
-def _fla_6(n: int, head_size: int) -> Iterator[Entry]:
-    A, B = (tuple(f"time.blend_by_token.{name}.{x}" for name in BLENDS["fla"]) for x in "AB")
-    yield _same("attn.x_proj.0.mu", "time.blend_all", 1)
-    yield Entry(
-        "attn.x_proj.0.linear.weight",
-        A,
-        lambda x: [y.T for y in x.chunk(5)],
-        lambda x: torch.cat([y.T for y in x]),
+def _rwkv6(n: int) -> Names:
+    yield "time.blend_all", "row att.time_maa_x", "vector attn.x_proj.0.mu"
+    for x in BLENDS["rwkv-lm"]:
+        yield f"time.blend.{x}", f"row att.time_maa_{x}", ""
+    yield " ".join(f"time.blend.{x}" for x in BLENDS["fla"]), "", "rows attn.x_bias"
+    (A, B), (fla_A, fla_B) = (
+        [" ".join(f"time.blend_by_token.{x}.{factor}" for x in blends) for factor in "AB"] for blends in BLENDS.values()
     )
-    yield Entry(
-        "attn.x_proj.2.weight",
-        B,
-        lambda x: [y.T for y in x.chunk(5, 1)],
-        lambda x: torch.cat([y.T for y in x], 1),
-    )
-    blends = tuple(f"time.blend.{name}" for name in BLENDS["fla"])
-    yield Entry("attn.x_bias", blends, lambda x: x.unbind(0), lambda x: torch.stack(list(x)))
-    yield _transposed("attn.w_proj.linear.lora.0.weight", "time.w.A")
-    yield _transposed("attn.w_proj.linear.lora.2.weight", "time.w.B")
-    yield _same("attn.w_proj.linear.lora.2.bias", "time.w.bias", 1)
-    yield _heads("attn.bonus", "time.u", head_size)
-    for theirs, ours in {"r": "receptance", "k": "key", "v": "value", "g": "gate"}.items():
-        yield _same(f"attn.{theirs}_proj.linear.weight", f"time.{ours}.weight")
-    yield _same("attn.o_proj.weight", "time.output.weight")
-    yield from _norm("attn.g_norm", "time.norm")
-    yield _same("ffn.key.mu", "channels.blend", 1)
-    yield _same("ffn.receptance.mu", "channels.gate_blend", 1)
-    yield _same("ffn.key.linear.weight", "channels.key.weight")
-    yield _same("ffn.receptance.linear.weight", "channels.gate.weight")
-    yield _same("ffn.value.weight", "channels.value.weight")
+    yield A, "beside att.time_maa_w1", ""
+    yield B, "matrices att.time_maa_w2", ""
+    yield fla_A, "", "transposed below attn.x_proj.0.linear.weight"
+    yield fla_B, "", "transposed beside attn.x_proj.2.weight"
+    yield "time.w.bias", "row att.time_decay", "vector attn.w_proj.linear.lora.2.bias"
+    yield "time.w.A", "att.time_decay_w1", "transposed attn.w_proj.linear.lora.0.weight"
+    yield "time.w.B", "att.time_decay_w2", "transposed attn.w_proj.linear.lora.2.weight"
+    yield "time.u", "heads att.time_faaaa", "heads attn.bonus"
+    for name in ("receptance", "key", "value", "gate"):
+        yield f"time.{name}.weight", f"att.{name}.weight", f"attn.{name[0]}_proj.linear.weight"
+    yield "time.output.weight", "att.output.weight", "attn.o_proj.weight"
+    yield from _norm("time.norm", "att.ln_x", "attn.g_norm")
+    yield "channels.blend", "row ffn.time_maa_k", "vector ffn.key.mu"
+    yield "channels.gate_blend", "row ffn.time_maa_r", "vector ffn.receptance.mu"
+    yield "channels.key.weight", "ffn.key.weight", "ffn.key.linear.weight"
+    yield "channels.value.weight", "ffn.value.weight", "ffn.value.weight"
+    yield "channels.gate.weight", "ffn.receptance.weight", "ffn.receptance.linear.weight"
 
 
 @dataclass(frozen=True)
@@ -200,7 +171,7 @@ class Kind:
     mixer: str
     by: str
     heads: str
-    layer: Callable[[int, int], Iterator[Entry]]
+    layer: Callable[[int], Names]
 
     @property
     def whose(self) -> str:
@@ -220,31 +191,26 @@ class Kind:
         return eps / head_size if self.mixer == "rwkv6" else eps
 
     def entries(self, layers: int, head_size: int) -> Iterator[Entry]:
-        if self.names == "rwkv-lm":
-            outside = {"emb": "embedding", "head": "head"}, {"ln_out": "norm_out", "blocks.0.ln0": "norm_in"}
-            inside = {"ln1": "norm_time", "ln2": "norm_channels"}
-        else:
-            outside = (
-                {"model.embeddings": "embedding", "lm_head": "head"},
-                {"model.norm": "norm_out", "model.layers.0.pre_norm": "norm_in"},
-            )
-            inside = {"attn_norm": "norm_time", "ffn_norm": "norm_channels"}
-        for theirs, ours in outside[0].items():
-            yield _same(f"{theirs}.weight", f"{ours}.weight")
-        for theirs, ours in outside[1].items():
-            yield from _norm(theirs, ours)
+        yield from self._entries(_outside_blocks(), head_size)
         for n in range(layers):
-            entries = [x for theirs, ours in inside.items() for x in _norm(theirs, ours)]
-            for entry in [*entries, *self.layer(n, head_size)]:
+            norms = *_norm("norm_time", "ln1", "attn_norm"), *_norm("norm_channels", "ln2", "ffn_norm")
+            for entry in self._entries([*norms, *self.layer(n)], head_size):
                 ours = tuple(f"blocks.{n}.{name}" for name in entry.ours)
-                yield Entry(f"{self.block}.{n}.{entry.theirs}", ours, entry.split, entry.join, entry.ndim)
+                yield replace(entry, theirs=f"{self.block}.{n}.{entry.theirs}", ours=ours)
+
+    def _entries(self, names: Iterable[tuple[str, str, str]], head_size: int) -> Iterator[Entry]:
+        for ours, *theirs in names:
+            layout, _, name = theirs[NAMES.index(self.names)].rpartition(" ")
+            if name:
+                entry = Entry(name, tuple(ours.split()), *LAYOUTS[layout])
+                yield entry if layout != "heads" else replace(entry, join=lambda x: x[0].view(-1, head_size))
 
 
 KINDS = (
-    Kind("rwkv-lm", "rwkv7", "att.w1", "att.r_k", _rwkv_lm_7),
-    Kind("rwkv-lm", "rwkv6", "att.time_maa_w1", "att.time_faaaa", _rwkv_lm_6),
-    Kind("fla", "rwkv7", "attn.w_lora.lora.0.weight", "attn.r_k", _fla_7),
-    Kind("fla", "rwkv6", "attn.x_proj.0.mu", "attn.bonus", _fla_6),
+    Kind("rwkv-lm", "rwkv7", "att.w1", "att.r_k", _rwkv7),
+    Kind("rwkv-lm", "rwkv6", "att.time_maa_w1", "att.time_faaaa", _rwkv6),
+    Kind("fla", "rwkv7", "attn.w_lora.lora.0.weight", "attn.r_k", _rwkv7),
+    Kind("fla", "rwkv6", "attn.x_proj.0.mu", "attn.bonus", _rwkv6),
 )
 
 

@@ -170,9 +170,7 @@ class ByAutograd(Called):
         return o.detach(), self.joined(part.detach() for part in parts)
 
     def backward(self, *args) -> tuple:
-        *inputs, do, dstate = args
-        outputs, leaves = self._run(inputs)
-        return self._gradients(outputs, leaves, do, dstate)
+        return self.both(*args)[2]
 
     def both(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:
         """Return o, the final state and the results of `backward`, from one run."""

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -41,8 +41,8 @@ class Sweep:
     """
 
     axes: Mapping[str, tuple]
-    grids: Mapping[str, np.ndarray]
-    first: Mapping[str, np.ndarray]
+    grids: dict[str, np.ndarray]
+    first: dict[str, np.ndarray]
     complete: bool
     raised: np.ndarray
 
@@ -54,6 +54,14 @@ class Sweep:
     @property
     def tensors(self) -> tuple[str, ...]:
         return tuple(self.first)
+
+    def _put(self, at: tuple[int, ...], measured: Measured) -> None:
+        """Fill one cell of the grids."""
+        for name, (numbers, index) in measured.items():
+            for key, number in numbers.items():
+                self.grids.setdefault(key, np.full(self.raised.shape, np.nan))[at] = number
+            if f"{name}.finite" in numbers:
+                self.first.setdefault(name, np.full(self.raised.shape, None, dtype=object))[at] = index
 
     def onset(self, axis: str, tensor: str | None = None) -> np.ndarray:
         """Return the first value along `axis` at which a tensor (default: any) is not finite, over the remaining axes.
@@ -164,7 +172,7 @@ def sweep(
     _check_names(measure, {**axes, **fixed})
 
     shape = tuple(len(values) for values in axes.values())
-    grid = Grid(axes, shape, {}, {}, np.full(shape, None, dtype=object))
+    result = Sweep(axes, {}, {}, True, np.full(shape, None, dtype=object))
     settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     places = list(zip(np.ndindex(*shape), settings, strict=True))
     with _opened(store, measure, like, fixed) as stored, _reported(progress, len(places)) as report:
@@ -174,12 +182,12 @@ def sweep(
             if earlier is None:
                 missing.append((at, setting))
             else:
-                grid.put(at, earlier)
+                result._put(at, earlier)
                 done += 1
         if done:
             report(done, len(places))
         if cancelled is not None and missing and cancelled():
-            return grid.sweep(complete=False)
+            return replace(result, complete=False)
         settings = [setting for _, setting in missing]
         if engine == "ray" and missing:
             results = on_ray(_make, (_portable(subject), like, fixed), settings, workers)
@@ -190,9 +198,9 @@ def sweep(
         for i, measured in results:
             at, setting = missing[i]
             if isinstance(measured, Raised):
-                grid.raised[at] = measured.words
+                result.raised[at] = measured.words
             else:
-                grid.put(at, measured)
+                result._put(at, measured)
                 if stored is not None:
                     stored.put(setting, measured)
             done += 1
@@ -200,32 +208,11 @@ def sweep(
             if cancelled is not None and done < len(places) and cancelled():
                 results.close()
                 break
-    if all(grid.raised.flat):
+    if all(result.raised.flat):
         at, setting = places[0]
         named = ", ".join(f"{name}={shown(value)}" for name, value in setting.items())
-        raise RuntimeError(f"sweep at {named}: {grid.raised[at]}")
-    return grid.sweep(complete=done == len(places))
-
-
-@dataclass
-class Grid:
-    """Measurements so far."""
-
-    axes: Mapping[str, tuple]
-    shape: tuple[int, ...]
-    grids: dict[str, np.ndarray]
-    first: dict[str, np.ndarray]
-    raised: np.ndarray
-
-    def sweep(self, complete: bool) -> Sweep:
-        return Sweep(self.axes, self.grids, self.first, complete, self.raised)
-
-    def put(self, at: tuple[int, ...], measured: Measured) -> None:
-        for name, (numbers, index) in measured.items():
-            for key, number in numbers.items():
-                self.grids.setdefault(key, np.full(self.shape, np.nan))[at] = number
-            if f"{name}.finite" in numbers:
-                self.first.setdefault(name, np.full(self.shape, None, dtype=object))[at] = index
+        raise RuntimeError(f"sweep at {named}: {result.raised[at]}")
+    return replace(result, complete=done == len(places))
 
 
 def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured | Raised:
