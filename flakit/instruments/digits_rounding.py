@@ -18,8 +18,8 @@ from rich.text import Text
 from ..numerics.words import number
 from .digits import UNIT, right
 from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
-from .digits_triton import _BITS, _SAME, to_bfloat16
-from .trace_record import Place, Trace, grid
+from .digits_triton import _SAME, to_bfloat16
+from .trace_record import DTYPES, Place, Trace, grid
 
 KEPT, MOST = 4, 1 << 14
 """Limits of what is compared: the first and the last tiles of a line, and elements of each."""
@@ -152,7 +152,7 @@ class TileRounding:
         x = self.watch._values(out)
         if x is None:
             return
-        dtype = _BITS.get(out.dtype.scalar.name, out.dtype.scalar.name)
+        dtype = DTYPES.get(out.dtype.scalar.name, out.dtype.scalar.name)
         moved = self.record.moved(x.astype(np.float64), dtype)
         out.data = to_bfloat16(moved) if dtype == "bfloat16" else moved.astype(x.dtype)
         self.record.keep(self.watch._place(), operation, self.watch._values(out))

@@ -17,6 +17,7 @@ import torch
 from .digits import ROUNDING, TF32, Digits
 from .digits_shadow import Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
 from .digits_torch import FAILED, Memory, StoredShadow, judged
+from .trace_record import DTYPES
 
 _SAME: dict[str, Callable] = {
     "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "precise_divf": np.divide,
@@ -31,7 +32,6 @@ _CHANGES = {
     "cat": lambda a, b: np.concatenate([a, b]),
     "join": lambda a, b: np.stack([a, b], axis=-1),
 }
-_BITS = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 BFLOAT16 = "Casts to bfloat16 and arithmetic in it round to the nearest, as a GPU does and the interpreter does not."
 AS_TF32 = (
     "Where a product of float32 tiles asks for TF32 (tl.dot's default), its operands are rounded to it by a cast: the "
@@ -80,7 +80,7 @@ class TileDigits:
 
     def _dtype(self, handle) -> str:
         name = handle.dtype.scalar.name
-        return _BITS.get(name, name)
+        return DTYPES.get(name, name)
 
     @property
     def _program(self) -> tuple[int, ...]:

@@ -145,7 +145,9 @@ class Setting:
             do, dstate = arriving
             arriving = do * self.cotangent, op.state([part * self.cotangent for part in op.parts(dstate)])
         if self.states == EXPANDED:
-            one = {name: y[:1].expand_as(y).contiguous() for name, y in op.leaves(x).items() if _timeless(op, name)}
+            one = {
+                name: y[:1].expand_as(y).contiguous() for name, y in op.leaves(x).items() if name not in op.sequences
+            }
             do, dstate = arriving
             dparts = [part[:1].expand_as(part).contiguous() for part in op.parts(dstate)]
             x, arriving = op.arguments(one, x), (do, op.state(dparts))
@@ -176,17 +178,16 @@ class Setting:
 
     def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
         """Return the same values in this setting's memory layouts."""
-        x = dict(inputs)
-        if self.layout != "contiguous":
-            x |= {name: strides.layout(x[name], self.layout) for name in op.sequences}
+        x, (do, dstate) = dict(inputs), arriving
+        if self.states != "contiguous":
+            states = (op.parts(y) for y in (x.get("initial_state"), dstate))
+            state, dstate = (op.state([_stored(part, self.states) for part in parts]) for parts in states)
+            x |= {name: _stored(x[name], self.states) for name in op.tensors if name not in op.sequences}
+            x |= {} if state is None else {"initial_state": state}
         if x.get("cu_seqlens") is not None:
             ends = x["cu_seqlens"]
             x["cu_seqlens"] = ends.int() if self.offsets == INT32 else strided_offsets.layout(ends, self.offsets)
-        do, dstate = arriving
-        if self.states != "contiguous":
-            moved = {name: _stored(y, self.states) for name, y in op.leaves(inputs).items() if _timeless(op, name)}
-            x = op.arguments(moved, x)
-            dstate = op.state([_stored(part, self.states) for part in op.parts(dstate)])
+        x |= {name: strides.layout(x[name], self.layout) for name in op.sequences}
         return x, (strides.layout(do, self.arriving), dstate)
 
     def later_changed(self, inputs: Mapping, op: Operator) -> dict:
@@ -212,10 +213,6 @@ MIXED_TOKENS = 8
 def has_channels(op: Operator) -> bool:
     """Whether the decay has an axis of channels."""
     return len(op.axes[op.decay].split()) > 3
-
-
-def _timeless(op: Operator, name: str) -> bool:
-    return name not in op.sequences
 
 
 def _stored(x: Tensor, how: str) -> Tensor:

@@ -37,6 +37,12 @@ BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
 DIGITS = str(Path(__file__).with_name("digits"))
 """Prefix of the files that compute shadows, whose lines are not the user's."""
 
+DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+"""PyTorch's names of Triton's dtypes."""
+
+LN_BASE = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
+"""The natural logarithm of each exponential's base."""
+
 WORDS = Words() | {
     "how": {
         BORN: "{what} born of finite numbers",

@@ -25,6 +25,7 @@ from .trace_record import (
     CARRIED,
     DIGITS,
     GIVEN,
+    LN_BASE,
     Headroom,
     Operand,
     Place,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .digits_torch import TorchDigits
 
 _FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(contextlib.__file__)), __file__, DIGITS)
-_OVERFLOW = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
 
 
 class TorchWatch(TorchDispatchMode):
@@ -87,7 +87,7 @@ class TorchWatch(TorchDispatchMode):
         if self.digits is not None:
             self.digits.ran(func, name, args, kwargs, operands, known, results, out, custom, self._place)
         self.trace.operations += bool(results)
-        if name in _OVERFLOW and operands:
+        if name in LN_BASE and operands:
             self._headroom(name, operands[0])
         for x in results:
             if custom and self.memory.get(_storage(x)):
@@ -216,7 +216,7 @@ class TorchWatch(TorchDispatchMode):
         known = self.trace._headroom.get(key)
         if known is not None and largest <= known.largest:
             return
-        room = math.log(torch.finfo(x.dtype).max) - largest * _OVERFLOW[name]
+        room = math.log(torch.finfo(x.dtype).max) - largest * LN_BASE[name]
         index = _index(x == largest) if largest > -math.inf else ()
         self.trace._headroom[key] = Headroom(place, name, largest, room, None, index, tuple(x.shape))
 

@@ -27,6 +27,8 @@ from .trace_record import (
     BORN,
     CARRIED,
     DIGITS,
+    DTYPES,
+    LN_BASE,
     READ,
     STORED,
     Access,
@@ -52,9 +54,6 @@ _WORDS = {
 _COMBINED = {"_sum_combine": "sum", "_elementwise_max": "max", "_elementwise_min": "min", "_prod_combine": "prod"}
 _ACROSS = ("dot", "sum", "max", "min", "prod", "cumsum", "cumprod", "reduce", "gather", "cat", "join", "split")
 """Operations whose result mixes or moves lanes of their operands."""
-_OVERFLOW = {"exp": 1.0, "exp2": math.log(2)}
-"""The natural logarithm of each exponential's base."""
-
 
 _ONE_TRACE = threading.RLock()
 """Serialises threads: the trace that patched the interpreter last has to restore it first."""
@@ -258,7 +257,7 @@ class InterpreterWatch:
 
     def _computing(self, original, kind: str):
         operation = _WORDS.get(kind, kind)
-        ln_base, Handle = _OVERFLOW.get(operation), self.names.Handle
+        ln_base, Handle = LN_BASE.get(operation), self.names.Handle
 
         def compute(builder, *args, **kwargs):
             out = original(builder, *args, **kwargs)
@@ -596,7 +595,7 @@ class InterpreterWatch:
         shape, dtype = (x.shape, out.dtype.scalar.name) if x.size > 1 or x.ndim > 1 else ((), out.dtype.scalar.name)
         lanes = bad.astype(np.int8) + nans if bad.size <= 1 << 20 else None
         return Tile(
-            program, shape, _DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
+            program, shape, DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
             tuple(shown), lanes,
         )  # fmt: skip
 
@@ -620,9 +619,6 @@ class InterpreterWatch:
         index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))
         program = tuple(int(i) for i in self.names.builder.grid_idx)
         self.trace._headroom[key] = Headroom(place, operation, float(largest), room, program, index, _plain(x.shape))
-
-
-_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
 
 
 class _Argument:
