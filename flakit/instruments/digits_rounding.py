@@ -6,6 +6,7 @@ unchanged; a systematic rounding (an addend that vanishes, a gate that becomes 1
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -130,15 +131,11 @@ class _Record:
         self.places.setdefault(key, (place, operation))
         tile = np.array(x.reshape(-1)[:MOST], np.float64)
         first = self._first.setdefault(key, [])
-        if len(first) < KEPT:
-            first.append(tile)
-        else:
-            last = self._last.setdefault(key, [])
-            last.append(tile)
-            del last[:-KEPT]
+        tiles = first if len(first) < KEPT else self._last.setdefault(key, deque(maxlen=KEPT))
+        tiles.append(tile)
 
     def tiles(self, key) -> list[np.ndarray]:
-        return self._first[key] + self._last.get(key, [])
+        return [*self._first[key], *self._last.get(key, ())]
 
 
 class TileRounding:
@@ -184,23 +181,10 @@ class TileRounding:
     def added(self, operation, touched, pointers, value, on, out) -> None:
         self.record.moved_in |= {argument.storage_start for argument, _ in touched}
 
-    def moved(self, kind, original, builder, args, out) -> None:
+    def _ignore(self, *_) -> None:
         """Nothing is rounded."""
 
-    def compared(self, original, builder, args, out) -> None:
-        """Nothing is rounded."""
-
-    def given(self, name, x, on_device) -> None:
-        """Nothing is rounded."""
-
-    def began(self) -> None:
-        """A kernel begins."""
-
-    def ended(self, kernel: str) -> None:
-        """A kernel ends."""
-
-    def left(self, outer) -> None:
-        """A kernel ends, with or without an error."""
+    moved = compared = given = began = ended = left = _ignore
 
 
 class TorchRounding:

@@ -280,7 +280,8 @@ class TorchDigits:
             else:
                 how = anywhere
         elif name in _SUMS and len(before) == 1:
-            how = summed(self._axes(func, name, x, before[0][0]))
+            axes = self._last_args[1] if len(self._last_args) > 1 else None
+            how = summed(None if axes in ([], ()) else axes)
         elif name == "cumsum":
             how = running(self._last_args[1] if len(self._last_args) > 1 else -1)
         elif name in ("add", "sub", "rsub") and len(before) in (1, 2) and fits:
@@ -300,7 +301,7 @@ class TorchDigits:
 
     def _with_number(self, before, shape):
         """A tensor and a number, in the order of the arguments."""
-        known = [x for x in self._last_args[:2]]
+        known = self._last_args[:2]
         number = [np.full(shape, float(x)) for x in known if isinstance(x, (int, float))]
         if not number:  # an integer tensor
             number = [_numpy(x.double()) for x in known if isinstance(x, Tensor) and not x.is_floating_point()]
@@ -309,12 +310,6 @@ class TorchDigits:
         pair = number[0], Shadow(number[0])
         first = isinstance(known[0], Tensor) and known[0].is_floating_point()
         return [*before, pair] if first else [pair, *before]
-
-    def _axes(self, func, name, x, y):
-        axes = self._last_args[1] if len(self._last_args) > 1 else None
-        if axes is None or (isinstance(axes, (list, tuple)) and not axes):
-            return None
-        return tuple(axes) if isinstance(axes, (list, tuple)) else axes
 
     def _moved(self, before, exact, name):
         """Move births with the values if there is a single tensor of the same shape; else take the worst lane's."""
