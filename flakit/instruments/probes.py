@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..numerics.operators import Operator
-from . import checks, checks_calls
+from . import checks
 from . import probe_settings as settings
 from .examiner import Examiner
 from .finding import Finding
@@ -20,7 +20,7 @@ from .subject import Broken, Refused
 ROUNDING = "rounding: 2 (sqrt(12) roundings of the dtype + (T + K + V + |sum of log decays|) of float32)"
 EXACT = "none: equal bits"
 FINITE = "none: every value whose truth is finite is finite"
-ORDER = f"none but {checks_calls.ORDERED} spacings of the dtype: equal values in another order"
+ORDER = f"none but {checks.ORDERED} spacings of the dtype: equal values in another order"
 PROGRAMS = 1040
 """Programs of the setting that needs more than 1,024 of them."""
 WIDEST = 64
@@ -80,9 +80,9 @@ class Probe:
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
         """The probe for whose reason this one fails, "" for none, and the finding at its setting."""
         check = self.check
-        if check in (checks_calls.as_documented, checks_calls.over_ranks):
+        if check in (checks.as_documented, checks.over_ranks):
             check = checks.through_states
-        elif check in (checks.poisoned, checks.fenced, checks_calls.memoised, checks_calls.elsewhere):
+        elif check in (checks.poisoned, checks.fenced, checks.memoised, checks.elsewhere):
             check = checks.against_truth
         for name, control in self.controls:
             setting = control(finding.setting)
@@ -328,7 +328,7 @@ PROBES: dict[str, Probe] = {
             "With the heads in another order a head's results are others: programs do not all do the same.",
             "wrong_head_anchor",
             lambda x: [x.plain.without(T=50, H=3, **BOTH), x.plain.without(T=50, B=2, H=5, groups=2)],
-            checks_calls.permuted,
+            checks.permuted,
             budget=ORDER,
             needs=("heads", "heads alike"),
             condition=lambda op, s: s.H > 1,
@@ -411,7 +411,7 @@ PROBES: dict[str, Probe] = {
             "The axes of a state stand the other way round, which its shape hides where they are equally long.",
             "",
             lambda x: [x.plain.without(T=20, **SIZES, **BOTH)],
-            checks_calls.as_documented,
+            checks.as_documented,
             needs=("initial state", "final state"),
             condition=lambda op, s: s.initial_state and s.final_state,
             controls=(STATELESS,),
@@ -497,7 +497,7 @@ PROBES: dict[str, Probe] = {
             "Offsets that change in the same tensor are read as they were: something made of them is kept by its name.",
             "strided_offsets",
             lambda x: [x.plain.without(H=2, lengths=LENGTHS, decay="rwkv6-init", **BOTH)],
-            checks_calls.memoised,
+            checks.memoised,
             needs=("packed sequences",),
             condition=lambda op, s: s.lengths is not None and s.lengths != s.lengths[::-1],
             controls=(("truth", one_sequence), bare("packed")),
@@ -533,7 +533,7 @@ PROBES: dict[str, Probe] = {
             "Tensors on a GPU that is not the current one are computed wrongly, or not at all.",
             "",
             lambda x: [x.plain.without(T=50, **SIZES, **BOTH)],
-            checks_calls.elsewhere,
+            checks.elsewhere,
             needs=("two GPUs",),
             controls=(bare(),),
         ),
@@ -542,7 +542,7 @@ PROBES: dict[str, Probe] = {
             "A sequence over two processes of a group is not the whole: what passes from slice to slice is wrong.",
             "over_ranks",
             settings.ranks,
-            checks_calls.over_ranks,
+            checks.over_ranks,
             kinds={"slightly wrong": "rounded_chain"},
             needs=("group",),
             condition=lambda op, s: s.slices is not None,

@@ -14,8 +14,7 @@ import torch
 
 from ..numerics.draws import NORMAL
 from ..numerics.operators import Operator
-from .checks import apart, causal, contained, fenced, poisoned, repeatable, unchanged
-from .checks_calls import heads_of, memoised, permuted
+from .checks import apart, causal, contained, fenced, heads_of, memoised, permuted, poisoned, repeatable, unchanged
 from .examiner import Examiner
 from .finding import Finding
 from .pair import ranks_device

@@ -13,7 +13,7 @@ import torch
 
 import flakit
 from flakit.cases import rounded_chain
-from flakit.instruments import checks_calls, pair, probe_settings
+from flakit.instruments import checks, pair, probe_settings
 from flakit.instruments.examiner import Examiner
 from flakit.instruments.finding import Finding
 from flakit.instruments.learn import ranks_refusal
@@ -140,8 +140,8 @@ def test_beside_one_gpu_ranks_are_on_the_cpu_where_the_subject_runs_there(monkey
     x = Examiner(Subject(RWKV6(), "rwkv6"))
     x.device = "cuda"
     assert ranks_refusal(Runner(x.subject, "cuda"), x.plain) is None
-    monkeypatch.setattr(checks_calls, "through_states", lambda x, setting: Finding(setting, "fine", "o", 0.1, 1.0, "o"))
-    assert checks_calls.over_ranks(x, x.plain).words == "o; on the CPU, since ranks on GPUs need two"
+    monkeypatch.setattr(checks, "through_states", lambda x, setting: Finding(setting, "fine", "o", 0.1, 1.0, "o"))
+    assert checks.over_ranks(x, x.plain).words == "o; on the CPU, since ranks on GPUs need two"
     assert ranks_refusal(Runner(Subject(on_a_gpu, "rwkv6"), "cuda"), x.plain) == (
         "ranks on GPUs need two of them, and on the CPU it does not run: ValueError: expected tensors on a GPU"
     )
