@@ -51,15 +51,8 @@ def rows(meter: Meter, copy_tb_s: float):
 
 
 def _row(op: str, kernel: str, calls: float, ms: float, gb: float, copy_tb_s: float) -> dict:
-    of_copy = gb / copy_tb_s / ms
-    return {
-        "op": op,
-        "kernel": kernel,
-        "calls": calls,
-        "ms": round(ms, 4),
-        "gb": round(gb, 3),
-        "of_copy": round(of_copy, 3),
-    }
+    row = {"op": op, "kernel": kernel, "calls": calls, "ms": round(ms, 4), "gb": round(gb, 3)}
+    return row | {"of_copy": round(gb / copy_tb_s / ms, 3)}
 
 
 def main(path: str) -> None:

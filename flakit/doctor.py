@@ -198,19 +198,11 @@ def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -
         yield Finding("triton", WARNING, "missing, so no kernel can run", _pip_install("triton"))
     built_with = TRITON_OF_TORCH.get(_line(torch_))
     if triton and built_with and _line(triton) != built_with:
-        yield Finding(
-            "torch and triton",
-            WARNING,
-            f"torch {torch_} is built with triton {built_with}, here is {triton}",
-            f"pip install 'triton=={built_with}.*'",
-        )
+        says = f"torch {torch_} is built with triton {built_with}, here is {triton}"
+        yield Finding("torch and triton", WARNING, says, f"pip install 'triton=={built_with}.*'")
     if triton and numpy and Version(triton).release == (3, 6, 0) and Version(numpy) >= Version("2.4"):
-        yield Finding(
-            "triton and numpy",
-            WARNING,
-            f"triton 3.6.0 with numpy {numpy}: interpreted kernels fail on loops up to a run-time bound",
-            "pip install 'numpy<2.4'",
-        )
+        says = f"triton 3.6.0 with numpy {numpy}: interpreted kernels fail on loops up to a run-time bound"
+        yield Finding("triton and numpy", WARNING, says, "pip install 'numpy<2.4'")
     if widgets and Version(widgets) < Version("8"):
         yield Finding("ipywidgets", BROKEN, f"{widgets}: the panels need 8 or newer", "pip install 'ipywidgets>=8.1'")
 
@@ -231,14 +223,12 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
         gpu = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, CUDA {torch.version.cuda}"
     here = f"triton {versions['triton']}, " if versions["triton"] else ""
     if not here:
-        return Finding(
-            "kernels", NOTE, "no triton: the torch and reference backends do the work" + f", on {gpu}" * bool(gpu)
-        )
+        says = "no triton: the torch and reference backends do the work"
+        return Finding("kernels", NOTE, says + f", on {gpu}" * bool(gpu))
     if interpreted_too_late():
         says = here + "TRITON_INTERPRET=1 was set after triton was imported: reductions in kernels will fail"
-        return Finding(
-            "kernels", BROKEN, says, "set it before Python starts (`flakit lab` does), then restart the kernel"
-        )
+        cure = "set it before Python starts (`flakit lab` does), then restart the kernel"
+        return Finding("kernels", BROKEN, says, cure)
     if interpreted():
         despite = f", although there is a GPU: {gpu}" if gpu else " on the CPU, without a GPU"
         return Finding("kernels", NOTE if gpu else OK, f"{here}interpreted{despite}")
@@ -254,14 +244,13 @@ def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Fi
     for device in devices:
         if device.capability in capabilities and triton:
             known = Version(first) <= Version(triton) <= Version(last)
-            yield Finding(
-                "kernels",
-                WARNING,
+            here = f"here is {triton}" if known else f"whether {triton} does is not known"
+            says = (
                 f"{device.name}: triton {first} to {last} compile two products that are added to one sum wrongly for "
-                f"sm_{device.capability} (triton-lang/triton#10821), as flakit's kernels do; "
-                + (f"here is {triton}" if known else f"whether {triton} does is not known"),
-                "backend='torch' computes the same without Triton; below, every operator is held to float64 here",
+                f"sm_{device.capability} (triton-lang/triton#10821), as flakit's kernels do; {here}"
             )
+            cure = "backend='torch' computes the same without Triton; below, every operator is held to float64 here"
+            yield Finding("kernels", WARNING, says, cure)
 
 
 def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:
@@ -314,27 +303,16 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
         return
     here, server = Path(sys.executable).parent, serving_python()
     if server and server != here:
-        yield Finding(
-            "notebooks",
-            BROKEN,
-            f"JupyterLab runs from {server}, this kernel from {here}: sliders may say 'model not found'",
-            "start JupyterLab from the kernel's environment: python -m flakit.cli lab, or python -m jupyterlab",
-        )
+        says = f"JupyterLab runs from {server}, this kernel from {here}: sliders may say 'model not found'"
+        cure = "start JupyterLab from the kernel's environment: python -m flakit.cli lab, or python -m jupyterlab"
+        yield Finding("notebooks", BROKEN, says, cure)
     elif absent := [name for name, place in LAB_EXTENSIONS.items() if not (Path(sys.prefix) / place).is_dir()]:
-        yield Finding(
-            "notebooks",
-            BROKEN,
-            f"JupyterLab's extension of {' and '.join(absent)} is not in this environment: panels will say 'model not "
-            "found'",
-            f"pip install --force-reinstall {' '.join(absent)}",
-        )
+        says = f"JupyterLab's extension of {' and '.join(absent)} is not in this environment: panels will say"
+        cure = f"pip install --force-reinstall {' '.join(absent)}"
+        yield Finding("notebooks", BROKEN, f"{says} 'model not found'", cure)
     else:
-        yield Finding(
-            "notebooks",
-            OK,
-            f"JupyterLab {versions['jupyterlab']} and ipywidgets {versions['ipywidgets']} in one environment, "
-            f"matplotlib {versions['matplotlib']}",
-        )
+        together = f"JupyterLab {versions['jupyterlab']} and ipywidgets {versions['ipywidgets']} in one environment"
+        yield Finding("notebooks", OK, f"{together}, matplotlib {versions['matplotlib']}")
     other = shutil.which("jupyter-lab")
     if other and Path(other).parent != here:
         says = f"the command `jupyter lab` belongs to another environment ({other})"

@@ -132,11 +132,11 @@ def _plainest(runner: Runner, learnt: Learnt, seed: int) -> None:
     raise ValueError(f"{runner.subject.name}: it takes none of the plainest calls. {refusals[0]}")
 
 
-def _refusal(runner: Runner, learnt: Learnt, **fields) -> str | None:
+def _refusal(runner: Runner, learnt: Learnt, crash_refuses: bool = False, **fields) -> str | None:
     """Why the subject does not take its plainest call with these fields; None if it does.
 
-    A crash is no refusal, except at the plainest call itself; `crashed` remembers that one and crashes that come and
-    go, for `truth` to ask again.
+    A crash is no refusal, except with `crash_refuses` and at the plainest call itself; `crashed` remembers that one and
+    crashes that come and go, for `truth` to ask again.
     """
     setting = learnt.plain.without(**fields)
     try:
@@ -144,6 +144,8 @@ def _refusal(runner: Runner, learnt: Learnt, **fields) -> str | None:
     except Refused as refused:
         return str(refused)
     except Broken as broken:
+        if crash_refuses:
+            return str(broken) if "raised" in str(broken) else None
         plain = setting == learnt.plain
         if plain or ONCE in str(broken):
             learnt.crashed[setting] = raised(setting, broken)
@@ -175,8 +177,8 @@ def _features(runner: Runner, learnt: Learnt) -> None:
     supports["padded sequences"] = refusal(lengths=(32, 32), padding=64)
     supports["heads alike"] = None if op.heads_alike else f"a head of {op.label} depends on where it stands"
     supports["groups"] = None if {"HQ", "HV"} & {*op.sizes} else f"{op.label} has no groups of heads"
-    if supports["groups"] is None:
-        supports["groups"] = _groups_refusal(runner, plain)
+    if supports["groups"] is None:  # no signature names them, and few subjects refuse them in words
+        supports["groups"] = refusal(T=16, H=2, groups=2, crash_refuses=True)
     without = op.name == "gsa" and subject.without_decay  # what no decay means differs between operators
     supports["None as decay"] = None if without else f"{op.decay} has no default None"
     several = runner.device.startswith("cuda") and torch.cuda.device_count() > 1
@@ -195,18 +197,6 @@ def _returns_state(runner: Runner, plain: Setting) -> bool:
         return not runner.run(plain.without(final_state=True), backward=False).missing_state
     except (Refused, Broken):
         return True
-
-
-def _groups_refusal(runner: Runner, plain: Setting) -> str | None:
-    """Why groups of heads are not supported. No signature names them, and few subjects refuse them in words: a crash
-    counts as a refusal."""
-    try:
-        runner.run(plain.without(T=16, H=2, groups=2), backward=False)
-    except Refused as refused:
-        return str(refused)
-    except Broken as broken:
-        return str(broken) if "raised" in str(broken) else None
-    return None
 
 
 def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
