@@ -116,41 +116,25 @@ def in_a_notebook(audit) -> str:
 
 def as_dict(audit) -> dict:
     """Return versions, device and every verdict, as `flakit audit --json` writes them."""
+    versions = {"flakit": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return for_json(
         {
             "subject": audit.subject.name,
             "like": audit.subject.op.name,
             "device": audit.device if audit.device == "cpu" else torch.cuda.get_device_name(),
-            "versions": {
-                "flakit": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "triton": _triton(),
-            },
+            "versions": versions | {"triton": _triton()},
             "seconds": round(audit.seconds, 1),
             "left_out": audit.left_out,
-            "probes": [
-                {
-                    "probe": v.probe.name,
-                    "verdict": v.verdict,
-                    "worst": v.worst,
-                    "budget": None if v.finding is None else v.finding.allowed,
-                    "setting": v.setting,
-                    "meaning": v.probe.meaning,
-                    "case": v.case,
-                    "cause": v.cause,
-                    "words": v.words,
-                    "law": v.law,
-                    "budget_from": v.probe.budget,
-                    "tried": v.tried,
-                    "settings": v.settings,
-                    "left_out": v.left_out,
-                    "repro": v.repro,
-                }
-                for v in audit.verdicts
-            ],
+            "probes": [_row(v) for v in audit.verdicts],
         }
     )
+
+
+def _row(v) -> dict:
+    row = {"probe": v.probe.name, "verdict": v.verdict, "worst": v.worst, "budget": v.finding and v.finding.allowed}
+    row |= {"setting": v.setting, "meaning": v.probe.meaning, "case": v.case, "cause": v.cause, "words": v.words}
+    row |= {"law": v.law, "budget_from": v.probe.budget, "tried": v.tried, "settings": v.settings}
+    return row | {"left_out": v.left_out, "repro": v.repro}
 
 
 def as_json(audit) -> str:
