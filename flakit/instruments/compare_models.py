@@ -10,6 +10,7 @@ outputs of every layer that both models have under one name are compared token b
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -172,51 +173,45 @@ def compare(
     names = _common(models, layers)
 
     with _evaluating(models):
-        record: dict[str, list[Tensor]] = {}
-        made_a: list[tuple[str, Tensor]] = []
-        logits_a = _run("model_a", models["model_a"], tokens, {a: a for a in names}, made_a.append)
-        for name, x in made_a:
-            record.setdefault(name, []).append(x)
-        errors, whole, skipped, seen = {}, {}, {}, dict.fromkeys(record, 0)
-        widest = logits_a.shape[-1]
-        result = {}
+        outputs: dict[str, list[Tensor]] = {}
+        seen: Counter[str] = Counter()
+        skipped: dict[str, str] = {}
+        results: dict[str, Tensor] = {}
 
-        def meet(each: tuple[str, Tensor]) -> None:
-            name, b = each
-            calls = record.get(name, [])
-            n = seen.get(name, 0)
-            seen[name] = n + 1
+        def collect(name: str, a: Tensor) -> None:
+            outputs.setdefault(name, []).append(a)
+
+        def label(name: str, call: int) -> str:
+            return name if len(outputs[name]) == 1 else f"{name}, call {call + 1}"
+
+        def meet(name: str, b: Tensor) -> None:
+            calls, n = outputs.get(name, []), seen[name]
+            seen[name] += 1
             if n >= len(calls):
                 skipped[name] = "model_b returns it more often"
-                return
-            a = calls[n]
-            label = name if len(calls) == 1 else f"{name}, call {n + 1}"
-            if a.shape != b.shape:
-                skipped[label] = f"shapes {list(a.shape)} and {list(b.shape)}"
-                return
-            result[label] = _by_token(a, b) if a.shape[:2] == tokens.shape else _relative(a.flatten(), b.flatten())
+            elif (a := calls[n]).shape != b.shape:
+                skipped[label(name, n)] = f"shapes {list(a.shape)} and {list(b.shape)}"
+            else:
+                timed = a.shape[:2] == tokens.shape
+                results[label(name, n)] = _by_token(a, b) if timed else _relative(a.flatten(), b.flatten())
 
+        logits_a = _run("model_a", models["model_a"], tokens, {a: a for a in names}, collect)
         logits_b = _run("model_b", models["model_b"], tokens, {b: a for a, b in names.items()}, meet)
 
     if logits_a.shape[-1] != logits_b.shape[-1]:
         raise ValueError(
             f"model_b: expected logits over {logits_a.shape[-1]} tokens like model_a, got {logits_b.shape[-1]}"
         )
-    for name, calls in record.items():
-        if seen.get(name, 0) < len(calls):
-            skipped.setdefault(name, "model_a returns it more often")
-        for n, x in enumerate(calls):
-            widest = max(widest, x.shape[-1]) if x.ndim else widest
-            label = name if len(calls) == 1 else f"{name}, call {n + 1}"
-            if label in result:
-                if result[label].ndim:
-                    errors[label] = result[label]
-                else:
-                    whole[label] = result[label].item()
-    errors[LOGITS] = _by_token(logits_a, logits_b)
+    for name in (name for name, calls in outputs.items() if seen[name] < len(calls)):
+        skipped.setdefault(name, "model_a returns it more often")
+    labels = (label(name, n) for name, calls in outputs.items() for n in range(len(calls)))
+    compared = {name: results[name] for name in labels if name in results}  # in the order of model_a
+    errors = {name: x for name, x in compared.items() if x.ndim} | {LOGITS: _by_token(logits_a, logits_b)}
+    whole = {name: x.item() for name, x in compared.items() if not x.ndim}
     chosen = (logits_a.argmax(-1) == logits_b.argmax(-1)).all(0)
     if tolerance is None:
         assert dtype is not None  # `_alike` guarantees it
+        widest = max(x.shape[-1] for calls in (*outputs.values(), [logits_a]) for x in calls if x.ndim)
         tolerance = LAYERS_ADD_UP * budget(dtype, tokens.shape[1] + widest, 0.0)
     return Comparison(errors, whole, chosen.cpu(), float(tolerance), dtype, skipped)
 
@@ -315,16 +310,16 @@ def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:
-    """Run a model and return its logits. names: reported names by submodule; tell: called with (name, tensor)."""
+    """Run a model and return its logits. names: reported names by submodule; tell: called with name and tensor."""
     handles, operators = [], []
 
     def look(name: str, module: nn.Module, _, out: object) -> None:
         for path, x in _tensors(out):
-            tell((f"{name}{path}", x))
+            tell(f"{name}{path}", x)
         if module in asked:
             parts = list(_states(*asked.pop(module)))
             for n, x in enumerate(parts, 1):
-                tell((f"{name}: state" + (f" {n}" if len(parts) > 1 else ""), x))
+                tell(f"{name}: state" + (f" {n}" if len(parts) > 1 else ""), x)
 
     asked: dict[nn.Module, tuple] = {}
     try:

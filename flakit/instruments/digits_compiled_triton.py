@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
+from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
 
 from .digits import UNIT, WORSE, Digits
@@ -128,16 +129,6 @@ def interpret(
 
 
 # --- what it stored ---------------------------------------------------------------------------------------------------
-
-
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, tuple):
-        for part in x:
-            yield from _tensors(part)
-    elif is_descriptor(x):
-        yield x.base
 
 
 class _TooLong(RuntimeError):
@@ -284,7 +275,8 @@ class Comparison:
         grid = tuple(int(n) for n in grid)
         count = self._counts.setdefault(kernel.__name__, _Count())
         count.launches, count.of_programs = count.launches + 1, count.of_programs + int(np.prod(grid))
-        tensors = [x for each in given for x in _tensors(each)]
+        leaves = (x.base if is_descriptor(x) else x for x in tree_leaves(given))
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
         if not self._affordable(kernel, count, tensors):
             out = compiled()
             self._taken_as_exact(tensors, tensors)

@@ -10,6 +10,7 @@ infinite only because of one. A NaN is a fault, and so is an infinity computed f
 
 import linecache
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -181,7 +182,7 @@ class Site:
     nan: int = 0
     inf: int = 0
     programs: set = field(default_factory=set, repr=False)
-    masked: dict[tuple[Place, str], int] = field(default_factory=dict, repr=False)
+    masked: Counter[tuple[Place, str]] = field(default_factory=Counter, repr=False)
 
     def descends_from(self, parent: "Site") -> None:
         if parent is not self and parent not in self.parents:
@@ -214,10 +215,9 @@ class Site:
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
         """Where lanes of it or of its descendants were masked away, and how many."""
-        counts: dict[tuple[Place, str], int] = {}
+        counts: Counter[tuple[Place, str]] = Counter()
         for site in self.family():
-            for at, lanes in site.masked.items():
-                counts[at] = counts.get(at, 0) + lanes
+            counts.update(site.masked)
         return counts
 
     @property
@@ -438,7 +438,7 @@ class Trace(Printed):
             site = trace.add(Site(_place(x), x["operation"], x["how"], tile, x["into"]))
             site.tiles, site.nan, site.inf = x["tiles"], x["all_nan"], x["all_inf"]
             site.programs = {tuple(program) for program in x["in_programs"]}
-            site.masked = {(_place(place), by): lanes for place, by, lanes in x["masked"]}
+            site.masked = Counter({(_place(place), by): lanes for place, by, lanes in x["masked"]})
         for site, x in zip(trace.sites, data["sites"], strict=True):
             for parent in x["parents"]:
                 site.descends_from(trace.sites[parent])

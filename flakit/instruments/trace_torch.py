@@ -172,9 +172,8 @@ class TorchWatch(TorchDispatchMode):
         return site
 
     def _dropped(self, site: Site, name: str, y: Tensor | None) -> None:
-        _, place = self._place()
-        key = place, name
-        site.masked[key] = site.masked.get(key, 0) + (int((~y.isfinite()).sum()) if y is not None else site.first.bad)
+        lanes = site.first.bad if y is None else int((~y.isfinite()).sum())
+        site.masked[self._place()[1], name] += lanes
 
     # --- keeping ----------------------------------------------------------------------------------------------------
 

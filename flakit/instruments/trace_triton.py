@@ -396,8 +396,7 @@ class InterpreterWatch:
 
     def _mask(self, site: Site, operation: str, lanes: int) -> None:
         if lanes:
-            key = self._place()[1], operation
-            site.masked[key] = site.masked.get(key, 0) + lanes
+            site.masked[self._place()[1], operation] += lanes
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
