@@ -88,7 +88,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis(JupyterMixin):
-    """Everything found; shows itself as a table in a terminal and in a notebook."""
+    """The findings of `flakit doctor`; displays itself as a table in a terminal and in a notebook."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...] = ()

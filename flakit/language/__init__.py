@@ -87,7 +87,7 @@ def label(text: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Sentences put together, without the spaces that Chinese has no need of: its full stops and commas have room."""
+    """Drop the spaces after Chinese punctuation, which has its own, from joined sentences."""
     return _AFTER_A_STOP.sub("", text)
 
 

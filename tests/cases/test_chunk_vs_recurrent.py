@@ -1,4 +1,4 @@
-"""Casebook 2: the three causes and the story, each by what tells it from the others."""
+"""The case `chunk_vs_recurrent`: its three causes and its story, each told apart from the others."""
 
 import importlib.machinery
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Casebook 2c: dw by four formulas against float64, and the law of what the identity loses."""
+"""The case `decay_gradient`: dw by four formulas against float64, and the law of the digits that the identity loses."""
 
 import math
 

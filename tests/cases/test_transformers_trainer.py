@@ -1,4 +1,4 @@
-"""Case 5 in the real Trainer: recorded with two releases, and run where transformers is installed."""
+"""The case `gradient_accumulation` in the real Trainer: recorded with two releases, and run if it is installed."""
 
 from importlib.metadata import PackageNotFoundError
 

@@ -72,7 +72,7 @@ def test_forward_and_backward_against_finite_differences():
 
 
 def test_a_positive_decay_is_computed_not_refused():
-    # Case 1 of the casebook needs a state that grows.
+    # The case `anchor` needs a state that grows.
     args, do, dstate = arguments()
     grown = (*args[:3], -args[3], *args[4:])
     for got, expected in zip(reference.backward(*grown, do, dstate), by_autograd(grown, do, dstate), strict=True):
