@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..language import Words
+from ..language import Words, say
 from ..numerics.errors import relative_l2
 from ..numerics.evaluate import cotangents, evaluate, recurrence, truth
 from ..numerics.inputs import inputs as make_inputs
@@ -39,102 +39,83 @@ from .final_state_gradient import ignored
 
 WORDS = Words() | {
     "scale": {
-        "name": "scale",
         "what": "two scales: K^-0.5 here, 1 there",
         "test": "Divide one output by the other: the ratio is one constant.",
     },
     "state overflows": {
-        "name": "state overflows",
         "what": "a decay that is no logarithm: w above 0",
         "test": "Look at the largest w: it has to be at most 0.",
     },
     "start anchor": {
-        "name": "start anchor",
         "what": "factors from the chunk's start: keys of e^(64 |w|)",
         "test": "Halve the chunk: it breaks at twice the decay. All of dr is lost, of dk one key a chunk.",
     },
     "end anchor": {
-        "name": "end anchor",
         "what": "factors from the chunk's end: reads of e^(64 |w|)",
         "test": "Halve the chunk: it breaks at twice the decay. All of dk is lost, of dr one token a chunk.",
     },
     "late mask": {
-        "name": "late mask",
         "what": "masked after exp: e^(64 |w|) under the mask",
         "test": "Only dw is lost: the mask's 0 meets inf in the gradient of exp.",
     },
     "bug A": {
-        "name": "bug A",
         "what": "the anchor is the block's first row, one token too late",
         "test": "One strong decay at token 16 breaks it, the same at token 17 does not.",
     },
     "bad repair": {
-        "name": "bad repair",
         "what": "the row before the block, read across the chunk's border",
         "test": "Up to 64 tokens all is finite, from the second chunk on it breaks.",
     },
     "clamp": {
-        "name": "clamp",
         "what": "exponents cut off at a bound",
         "test": "Without the clamp the same call gives NaN. The error grows with the decay.",
     },
     "overwritten input": {
-        "name": "overwritten input",
         "what": "an earlier call wrote into w",
         "test": "Compare clones of every input before and after one call.",
     },
     "precision": {
-        "name": "precision",
         "what": "dw from rounded dr and dk, by two running sums",
         "test": "In float32 the error shrinks by thousands, and only dw ever had it.",
     },
     "backstepping": {
-        "name": "backstepping",
         "what": "states rebuilt backwards, divided by the decay",
         "test": "Of every 16 tokens the first are worst, and a decay near 0 is fine.",
     },
     "padding": {
-        "name": "padding",
         "what": "rows behind the end forget nothing",
         "test": "Lengths that are multiples of 64 are fine.",
     },
     "strided offsets": {
-        "name": "strided offsets",
         "what": "offsets read without their stride",
         "test": "Make cu_seqlens contiguous.",
     },
     "unwritten rows": {
-        "name": "unwritten rows",
         "what": "padding behind the last offset, which nobody writes",
         "test": "Every row of the sequences is right: look behind cu_seqlens[-1].",
     },
     "transposed mask": {
-        "name": "transposed mask",
         "what": "a mask [BK, BV] over a tile [BV, BK]",
         "test": "K = V = 64 is fine; without an initial state everything is.",
     },
     "no gradient from S_T": {
-        "name": "no gradient from S_T",
         "what": "the gradient of the final state is dropped",
         "test": "A loss on the output alone is fine.",
     },
     "wrong head's anchor": {
-        "name": "wrong head's anchor",
         "what": "a stride that is too short: another head's row",
         "test": "One head is fine.",
     },
     "zero decay forbidden": {
-        "name": "zero decay forbidden",
         "what": "a guard d < 0 where d = 0 is allowed",
         "test": "Random decays are fine; set some to exactly 0.",
     },
     "loss not divided": {
-        "name": "loss not divided",
         "what": "four parts of a batch are added up",
         "test": "Divide one gradient by the other: the ratio is the number of parts.",
     },
 }
-"""For each fault its name, what it is, and the test that confirms it."""
+"""By the name of each fault, what it is, and the test that confirms it."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state", "dinitial_state")
 """RWKV6's outputs and the gradients of its inputs; the last two belong to the state."""
@@ -160,13 +141,14 @@ class Cause:
     """A fault, the lesson that explains it, its case. run: computes RWKV6's tensors with it, and those in float64."""
 
     key: str
+    """Its name in English."""
     lesson: str
     case: str
     run: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
 
     @property
     def name(self) -> str:
-        return WORDS.say(self.key, "name")
+        return say(self.key)
 
     @property
     def what(self) -> str:
@@ -184,16 +166,16 @@ class Row:
     cells: Mapping[str, Cell]
 
 
-def _inputs(T: int = 128, decay: float | str = -0.3, **how) -> dict[str, Tensor]:
-    return make_inputs("rwkv6", T=T, H=2, K=16, V=16, decay=decay, initial_state=True, **how)
+def _inputs(T: int = 128, decay: float | str = -0.3, **options) -> dict[str, Tensor]:
+    return make_inputs("rwkv6", T=T, H=2, K=16, V=16, decay=decay, initial_state=True, **options)
 
 
-def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **how):
+def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **options):
     """Run a chunk form with an anchor. spike: the only token with this decay; the others decay little."""
     x = _inputs(decay=decay if spike is None else -0.01)
     if spike is not None:
         x["w"][:, spike] = decay
-    return anchor.run(x, scheme, **how).tensors, truth("rwkv6", x)
+    return anchor.run(x, scheme, **options).tensors, truth("rwkv6", x)
 
 
 def _scale():
@@ -265,7 +247,7 @@ def _backstepped():
 def _padded():
     x = _inputs(120, -2.0)
 
-    def products(w, scheme, *, inclusive, **how):
+    def products(w, scheme, *, inclusive, **options):
         return padding.products(120)(w, inclusive=inclusive)
 
     return anchor.run(x, padding.SCHEME, products=products).tensors, truth("rwkv6", x)

@@ -89,16 +89,10 @@ class GradientFigure:
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
             figure.legend(
-                handles,
-                words,
-                loc="upper left",
-                bbox_to_anchor=(left / 2, 1 - 0.4 / at.height),
-                ncols=min(len(handles), at.legend),
-                columnspacing=1.2,
-                handletextpad=0.4,
-                labelspacing=0.2,
+                handles, words, loc="upper left", bbox_to_anchor=(left / 2, 1 - 0.4 / at.height),
+                ncols=min(len(handles), at.legend), columnspacing=1.2, handletextpad=0.4, labelspacing=0.2,
                 borderpad=0.2,
-            )
+            )  # fmt: skip
             axes = (self._axes(place, at.height) for place in at.plots)
             self._plots = [
                 _Plot(self.canvas, ax, self.series, name, at.ticks) for ax, name in zip(axes, PLOTS, strict=True)

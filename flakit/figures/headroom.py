@@ -101,16 +101,9 @@ class HeadroomFigure:
                 self._words.append(below.text(1 + 0.06 / across, row, "", **place))
             handles = [self._largest, self._uniform, self._limit, self._gone]
             figure.legend(
-                handles,
-                WORDS["legend"][self.wide],
-                loc="upper left",
-                bbox_to_anchor=(left / 2, 1 - 0.28 / height),
-                ncols=4,
-                columnspacing=1.2,
-                handletextpad=0.4,
-                borderaxespad=0,
-                borderpad=0.2,
-            )
+                handles, WORDS["legend"][self.wide], loc="upper left", bbox_to_anchor=(left / 2, 1 - 0.28 / height),
+                ncols=4, columnspacing=1.2, handletextpad=0.4, borderaxespad=0, borderpad=0.2,
+            )  # fmt: skip
             CellGrid(self.canvas, below, LANES, rows, 1)
         self.canvas.moving(self._bars, self._gone, self._limit, self._uniform, self._largest)
         self.canvas.labels(self._title, self._subtitle, self._limit_words, *self._words)

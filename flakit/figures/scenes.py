@@ -174,6 +174,14 @@ def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> For
     return formula, " · ".join(number(x) for x in (frame["decay"][slot], *factors))
 
 
+# Of the operators with one state.
+_WORDS = {"state": "S", "state_before": "S", "dstate": "D", "dstate_before": "D"}
+_WORDS |= {"decay": "e^w", "kv": "written", "passed": "product"}
+_FOLLOWED = {
+    "forward": ("state", "Size of the state $S_t$"),
+    "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
+}
+
 SCENES: dict[str, Scene] = {
     "rwkv6": Scene(
         forward=(
@@ -241,23 +249,9 @@ SCENES: dict[str, Scene] = {
             "colours: D, kept, from the read": ("dstate", "dkept", "dread", "dstate_before"),
         },
         decay="decay",
-        followed={
-            "forward": ("state", "Size of the state $S_t$"),
-            "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
-        },
+        followed=_FOLLOWED,
         labels={"decay": "$e^{w_t}$", "uk": r"$u\,k_t$"},
-        words={
-            "state": "S",
-            "state_before": "S",
-            "dstate": "D",
-            "dstate_before": "D",
-            "decay": "e^w",
-            "uk": "u k",
-            "kv": "written",
-            "passed": "product",
-            "dkept": "kept",
-            "dread": "from the read",
-        },
+        words=_WORDS | {"uk": "u k", "dkept": "kept", "dread": "from the read"},
         axes=_axes(
             K="r k u uk w decay dr dk dw",
             V="v o do dv",
@@ -345,22 +339,9 @@ SCENES: dict[str, Scene] = {
             "colours: D": ("dstate", "dstate_before"),
         },
         decay="decay",
-        followed={
-            "forward": ("state", "Size of the state $S_t$"),
-            "backward": ("dstate", "Size of $D_t$, walked from\nright to left"),
-        },
+        followed=_FOLLOWED,
         labels={"decay": "$e^{w_t}$", "removed": "$f_t$", "dremoved": "$df_t$"},
-        words={
-            "state": "S",
-            "state_before": "S",
-            "dstate": "D",
-            "dstate_before": "D",
-            "decay": "e^w",
-            "kv": "written",
-            "passed": "product",
-            "removed": "f",
-            "dremoved": "df",
-        },
+        words=_WORDS | {"removed": "f", "dremoved": "df"},
         axes=_axes(
             K="r k w a b decay dr dk dw da db",
             V="v o do dv removed dremoved",

@@ -207,16 +207,10 @@ class Stepper:
         ]
         self.canvas.moving(*self._cursors)
         self.canvas.figure.legend(
-            handles=style.non_finite_handles(),
-            loc="lower left",
-            bbox_to_anchor=(at.legend[0] / self._width, at.legend[1] / at.height),
-            ncols=2,
-            borderaxespad=0,
-            borderpad=0.2,
-            handlelength=1.5,
-            handletextpad=0.4,
-            columnspacing=1,
-        )
+            handles=style.non_finite_handles(), loc="lower left",
+            bbox_to_anchor=(at.legend[0] / self._width, at.legend[1] / at.height), ncols=2, borderaxespad=0,
+            borderpad=0.2, handlelength=1.5, handletextpad=0.4, columnspacing=1,
+        )  # fmt: skip
 
     def _draw_sizes(self, ax) -> None:
         _, label = self.scene.followed[self.which]

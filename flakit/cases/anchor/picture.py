@@ -188,14 +188,10 @@ class Picture(Drawing):
         exponent, factor, row = max(largest)
         lost = [name for name, finite in shown.finite.items() if not finite]
         sentence = WORDS.say(
-            "infinite" if exponent > _END else "large" if exponent > 0 else "small",
-            row=row,
-            factor=WORDS["factors"][factor],
-            exponent=exponent,
-            end=_END,
-            lost=", ".join(lost) or say("nothing"),
+            "infinite" if exponent > _END else "large" if exponent > 0 else "small", row=row,
+            factor=WORDS["factors"][factor], exponent=exponent, end=_END, lost=", ".join(lost) or say("nothing"),
             finite=", ".join(name for name, finite in shown.finite.items() if finite),
-        )
+        )  # fmt: skip
         return f"{WORDS.say('anchor', label=say(SCHEMES[shown.scheme].label))} {sentence}"
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
@@ -226,16 +222,9 @@ class Picture(Drawing):
         weight, true = float(shown.weights[at]), float(shown.true[at])
         seen = cell.column < cell.row or (cell.column == cell.row and shown.seen[cell.row] == shown.sums[cell.row])
         return WORDS.say(
-            "pair" if seen else "future",
-            i=i,
-            j=j,
-            read=read,
-            key=key,
-            q=read.exp(),
-            k=key.exp(),
-            weight=weight,
+            "pair" if seen else "future", i=i, j=j, read=read, key=key, q=read.exp(), k=key.exp(), weight=weight,
             true="" if math.isclose(weight, true, rel_tol=1e-3) else WORDS.say("true", true=true),
-        )
+        )  # fmt: skip
 
 
 def _columns(shares) -> np.ndarray:

@@ -127,12 +127,9 @@ class Picture(Drawing):
         rows = shown.nan[named].nonzero()[:, 0]
         also = [name for name in shown.nan if name != named and (shown.nan[name] + shown.inf[name]).any()]
         return WORDS.say(
-            "said",
-            words=rephrase(shown.words),
-            tokens=f"{int(rows[0])} … {int(rows[-1])}",
-            also=WORDS.say("also", min(len(also), 2), names=", ".join(also)),
-            **where,
-        )
+            "said", words=rephrase(shown.words), tokens=f"{int(rows[0])} … {int(rows[-1])}",
+            also=WORDS.say("also", min(len(also), 2), names=", ".join(also)), **where,
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "returned":
@@ -143,12 +140,9 @@ class Picture(Drawing):
         kind = WORDS["kinds"][each.kind]
         words = "{kind}" if each.kind == "finite" else WORDS["made" if each.made else "passed"]
         return WORDS.say(
-            "operation",
-            n=_number(shown.operations, cell.column),
-            which=WORDS["backward"][each.backward],
-            name=each.name,
-            what=words.format(kind=kind),
-        )
+            "operation", n=_number(shown.operations, cell.column), which=WORDS["backward"][each.backward],
+            name=each.name, what=words.format(kind=kind),
+        )  # fmt: skip
 
 
 def _number(seen: list[Operation], at: int) -> int:

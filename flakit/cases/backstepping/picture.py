@@ -124,12 +124,9 @@ class Picture(Drawing):
         finite = all(np.isfinite(shown.errors[name]) for name in names)
         kind = "right" if off <= ROUNDED else "beyond" if off < 1 else "lost" if np.isfinite(off) else "infinite"
         return WORDS.say(
-            kind,
-            n=shown.chunk,
-            off=off,
-            rounded=ROUNDED,
+            kind, n=shown.chunk, off=off, rounded=ROUNDED,
             grads=WORDS.say("grads" if finite else "not finite", len(names), **values),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t, c, C = cell.column, cell.row, shown.chunk

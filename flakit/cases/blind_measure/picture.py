@@ -116,15 +116,9 @@ class Picture(Drawing):
             return WORDS.say("none", ratio=shown.ratio[0], tolerance=shown.tolerance, size=shown.size)
         rows = -(-lost // 64)
         return WORDS.say(
-            "accepted",
-            lost=lost,
-            size=shown.size,
-            where=WORDS.say("rows", min(rows, 2), rows=rows),
-            ratio=errors.l2,
-            tolerance=shown.tolerance,
-            worst=errors.worst,
-            row=errors.worst_row,
-        )
+            "accepted", lost=lost, size=shown.size, where=WORDS.say("rows", min(rows, 2), rows=rows), ratio=errors.l2,
+            tolerance=shown.tolerance, worst=errors.worst, row=errors.worst_row,
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         i, j = cell.row, cell.column
@@ -135,11 +129,7 @@ class Picture(Drawing):
         at = int((shown.counts.log10() - place).abs().argmin())
         ratio = float(shown.ratio[at])
         return WORDS.say(
-            "point",
-            n=int(shown.counts[at]),
-            size=shown.size,
-            ratio=ratio,
-            verdict=WORDS["passes" if ratio <= shown.tolerance else "fails"],
-            row=shown.worst_row[at],
+            "point", n=int(shown.counts[at]), size=shown.size, ratio=ratio,
+            verdict=WORDS["passes" if ratio <= shown.tolerance else "fails"], row=shown.worst_row[at],
             worst=shown.worst[at],
-        )
+        )  # fmt: skip

@@ -120,16 +120,10 @@ class Picture(Drawing):
         shape = shown.chunk[name].shape
         index = [int(i) for i in np.unravel_index(here[0], shape)][-len(_AXES[name]) :]
         return WORDS.say(
-            "cell",
-            name=name,
-            count=len(here),
-            all=len(rows),
-            index=" ".join(f"{axis} {i}" for axis, i in zip(_AXES[name], index, strict=True)),
-            chunk=y,
-            recurrent=x,
-            factor=y / x if x else np.inf,
-            law=shown.law,
-        )
+            "cell", name=name, count=len(here), all=len(rows),
+            index=" ".join(f"{axis} {i}" for axis, i in zip(_AXES[name], index, strict=True)), chunk=y, recurrent=x,
+            factor=y / x if x else np.inf, law=shown.law,
+        )  # fmt: skip
 
 
 def _places(shown: Shown, name: str) -> tuple[np.ndarray, np.ndarray]:

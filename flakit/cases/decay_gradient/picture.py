@@ -157,13 +157,9 @@ class Picture(Drawing):
         off, direct = shown.errors["identity-rounded"], shown.errors["direct"]
         which = "nothing" if not shown.true.any() else "noise only" if off >= 1 else "noisy" if off >= _FINE else "fine"
         return WORDS.say(
-            which,
-            sums=_largest(shown.read, shown.written),
-            dw=_largest(shown.true),
-            rounding=shown.rounding,
-            off=number(off, 2) if off >= 1 else _share(off),
-            direct=_share(direct),
-        )
+            which, sums=_largest(shown.read, shown.written), dw=_largest(shown.true), rounding=shown.rounding,
+            off=number(off, 2) if off >= 1 else _share(off), direct=_share(direct),
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "errors":

@@ -134,13 +134,9 @@ class Picture(Drawing):
         if name not in shown.lost:
             return WORDS.say("no token", name=name, lost=_share(shown.errors[name]))
         return WORDS.say(
-            "token",
-            name=name,
-            t=t,
-            computed=shown.computed[name][t],
-            true=shown.true[name][t],
+            "token", name=name, t=t, computed=shown.computed[name][t], true=shown.true[name][t],
             lost=_share(float(shown.lost[name][t])),
-        )
+        )  # fmt: skip
 
 
 def _fate(shown: Shown) -> str:

@@ -70,16 +70,10 @@ class Picture(Drawing):
             )
             self._row = tokens.text(0, 0, WORDS["row"], ha="center", va="center_baseline", zorder=5)
             self._changed = tokens.annotate(
-                WORDS["changed"],
-                (0, -0.5),
-                (0, 15),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontweight="bold",
-                annotation_clip=False,
+                WORDS["changed"], (0, -0.5), (0, 15), textcoords="offset points", ha="center", va="center",
+                fontweight="bold", annotation_clip=False,
                 arrowprops={"arrowstyle": "-|>", "shrinkA": 4, "shrinkB": 0, "color": style.BLACK},
-            )
+            )  # fmt: skip
             self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
             self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
             self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
@@ -140,13 +134,9 @@ class Picture(Drawing):
         c = int((after - before)[t].abs().argmax())
         (a, b), was, now = (float(x[t, c]) for x in shown.exponents), float(before[t, c]), float(after[t, c])
         return WORDS.say(
-            "output",
-            t=t,
-            moved=moved,
-            c=c,
-            weight=_weight(a, was),
+            "output", t=t, moved=moved, c=c, weight=_weight(a, was),
             later=WORDS["still" if a == b else "then"].format(_weight(b, now)),
-        )
+        )  # fmt: skip
 
 
 def _weight(exponent: float, weight: float) -> str:

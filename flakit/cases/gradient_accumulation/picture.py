@@ -149,31 +149,18 @@ class Picture(Drawing):
         else:
             words = "nobody" if n > 1 and abs(now.loss_factor / n - 1) < 1e-3 else "model"
         return WORDS.say(
-            words,
-            n=n,
-            loss=now.loss,
-            plain=shown.plain,
-            factor=now.grad_factor,
-            vocab=VOCAB,
-            known=math.log(VOCAB),
-            counted=shown.counted,
-            predicted=shown.predicted,
-        )
+            words, n=n, loss=now.loss, plain=shown.plain, factor=now.grad_factor, vocab=VOCAB, known=math.log(VOCAB),
+            counted=shown.counted, predicted=shown.predicted,
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         n = shown.accumulation
         if cell.map == "in parts":
             row = shown.cuts[PARTS[cell.column]]
             return WORDS.say(
-                "bar",
-                n=row.accumulation,
-                loss=row.loss,
-                factor=row.loss_factor,
-                plain=shown.plain,
-                law=shown.laws[row.accumulation],
-                gradient=row.grad_factor,
-                rest=error(row.rest),
-            )
+                "bar", n=row.accumulation, loss=row.loss, factor=row.loss_factor, plain=shown.plain,
+                law=shown.laws[row.accumulation], gradient=row.grad_factor, rest=error(row.rest),
+            )  # fmt: skip
         loss, added, part = shown.returned[cell.column], shown.added[cell.column], cell.column + 1
         if cell.row == 1:
             return WORDS.say("adds undivided" if shown.accepts else "adds", part=part, loss=loss, by=n, added=added)

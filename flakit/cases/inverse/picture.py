@@ -91,16 +91,9 @@ class Picture(Drawing):
         for name, colour in (("sum", style.BLACK), ("left", style.INDIGO), ("end", style.GREY)):
             self._lines[name] = ax.axhline(0, color=colour, linewidth=1.6, zorder=4)
             words = ax.text(
-                1,
-                0,
-                "",
-                color=colour,
-                ha="right",
-                va="bottom",
-                fontsize=9,
-                transform=ax.get_yaxis_transform(),
+                1, 0, "", color=colour, ha="right", va="bottom", fontsize=9, transform=ax.get_yaxis_transform(),
                 zorder=5,
-            )
+            )  # fmt: skip
             words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
             self._words[name] = words
         self._terms_cells = CellGrid(self.canvas, ax, "terms")
@@ -175,14 +168,10 @@ class Picture(Drawing):
         ends = not math.isfinite(shown.errors["product"])
         largest = shown.multiplied if ends else float(shown.terms.abs().max())
         return WORDS.say(
-            "ends" if ends else "cancels" if shown.cancels > 3 else "cancels not",
-            largest=largest,
-            times=shown.cancels,
-            rounding=shown.rounding,
-            end=LARGEST[shown.rounding],
-            product=error(shown.errors["product"]),
+            "ends" if ends else "cancels" if shown.cancels > 3 else "cancels not", largest=largest, times=shown.cancels,
+            rounding=shown.rounding, end=LARGEST[shown.rounding], product=error(shown.errors["product"]),
             blocks=error(shown.errors["blocks"]),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         if cell.map == "over alpha":
@@ -192,15 +181,9 @@ class Picture(Drawing):
             (i, j), term, end = shown.element, float(shown.terms[cell.column]), LARGEST[shown.rounding]
             left = 2.0 ** -ROUNDINGS[shown.rounding] * abs(term)
             return WORDS.say(
-                "term",
-                n=cell.column + 1,
-                i=i,
-                j=j,
-                term=term,
-                left=left,
-                sum=shown.exact[i, j],
+                "term", n=cell.column + 1, i=i, j=j, term=term, left=left, sum=shown.exact[i, j],
                 inf=WORDS.say("inf", end=end, rounding=shown.rounding) if abs(term) > end else "",
-            )
+            )  # fmt: skip
         i, j = cell.row, cell.column
         if j >= i:
             return WORDS.say("upper", i=i, j=j)

@@ -151,15 +151,10 @@ class Picture(Drawing):
         total, size = (float(x) for x in place)
         end = torch.finfo(shown.dtype).max
         return WORDS.say(
-            "row" if cell.map == "rows" else "largest",
-            row=cell.row + 1,
-            rows=rows.numel(),
-            t=t,
-            sum=total,
-            law=_power(total),
-            size=size,
+            "row" if cell.map == "rows" else "largest", row=cell.row + 1, rows=rows.numel(), t=t, sum=total,
+            law=_power(total), size=size,
             true="" if math.isfinite(size) else WORDS.say("true", end=end, dtype=shown.dtype),
-        )
+        )  # fmt: skip
 
 
 def _power(exponent: float) -> str:

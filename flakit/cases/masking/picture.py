@@ -81,13 +81,8 @@ class Picture(Drawing):
         i, j = cell.row, cell.column
         made, kept, exponent = shown.made[i, j], shown.kept[i, j], shown.exponents[i, j]
         return WORDS.say(
-            "arithmetic",
-            i=i,
-            j=j,
-            exponent=WORDS.say("first", exponent=exponent) if made == 0 and exponent > -1 else exponent,
-            made=made,
-            masked="" if made == kept else WORDS.say("masked", kept=kept),
-            arriving=shown.arriving[i, j],
-            gradient=shown.gradient[i, j],
-            true=WORDS["true"] if j > i and shown.gradient[i, j] != 0 else "",
-        )
+            "arithmetic", i=i, j=j,
+            exponent=WORDS.say("first", exponent=exponent) if made == 0 and exponent > -1 else exponent, made=made,
+            masked="" if made == kept else WORDS.say("masked", kept=kept), arriving=shown.arriving[i, j],
+            gradient=shown.gradient[i, j], true=WORDS["true"] if j > i and shown.gradient[i, j] != 0 else "",
+        )  # fmt: skip

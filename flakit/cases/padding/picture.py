@@ -209,15 +209,11 @@ class Picture(Drawing):
         gradient = ~shown.gradient.isfinite()
         exponent = -float(shown.gates[met.tokens - 1])
         return WORDS.say(
-            "lost" if gradient.any() else "fine",
-            count=int(empty.isfinite().sum()),
-            tokens=met.tokens,
-            exponent=exponent,
-            end=f"{_END:.2f}",
-            name=KEY_GRADIENT[shown.op],
+            "lost" if gradient.any() else "fine", count=int(empty.isfinite().sum()), tokens=met.tokens,
+            exponent=exponent, end=f"{_END:.2f}", name=KEY_GRADIENT[shown.op],
             rows=tokens(gradient.T[None, :, None], shown.first),
             lost=", ".join(name for name, finite in shown.finite.items() if not finite),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         row, t, name = cell.column, shown.first + cell.column, KEY_GRADIENT[shown.op]
@@ -244,14 +240,9 @@ class Picture(Drawing):
         true = WORDS.say("true", true=0) if infinite else ""
         product = "NaN" if infinite else "0"
         return WORDS.say(
-            "empty factor" if behind else "factor",
-            t=t,
-            keys=keys,
-            exponent=exponent,
-            factor=factor,
-            product=product,
+            "empty factor" if behind else "factor", t=t, keys=keys, exponent=exponent, factor=factor, product=product,
             true=true,
-        )
+        )  # fmt: skip
 
 
 def _farthest(shown: Shown):

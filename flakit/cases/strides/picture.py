@@ -126,12 +126,9 @@ class Picture(Drawing):
         if not shown.misread:
             return WORDS["fine"]
         return WORDS.say(
-            shown.layout,
-            right=int(_right(shown).sum()),
-            rows=T * H,
-            last=int(shown.read.nan_to_num().max()) // H,
+            shown.layout, right=int(_right(shown).sum()), rows=T * H, last=int(shown.read.nan_to_num().max()) // H,
             size=int(np.prod(shown.shape)),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         _, T, H, D = shown.shape
@@ -143,15 +140,9 @@ class Picture(Drawing):
         _, by_token, by_head, _ = shown.strides
         belongs = WORDS.say("belongs", t=t, h=h, by_token=by_token, by_head=by_head, address=t * by_token + h * by_head)
         return WORDS.say(
-            "place",
-            t=t,
-            h=h,
-            H=H,
-            D=D,
-            taken=(t * H + h) * D,
-            found=WORDS.say("found", kind, **at),
+            "place", t=t, h=h, H=H, D=D, taken=(t * H + h) * D, found=WORDS.say("found", kind, **at),
             right=WORDS["as it should be"] if right else belongs,
-        )
+        )  # fmt: skip
 
 
 def _right(shown: Shown) -> np.ndarray:

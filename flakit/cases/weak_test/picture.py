@@ -105,29 +105,20 @@ class Picture(Drawing):
     def say(self, shown: Shown) -> str:
         fast, real = shown.off
         return WORDS.say(
-            "passes" if fast < TOLERANCE else "caught",
-            tokens=WORDS.say("tokens", min(shown.keep, 2), keep=shown.keep),
-            fast=error(fast),
-            real=real,
-            tolerance=TOLERANCE,
-        )
+            "passes" if fast < TOLERANCE else "caught", tokens=WORDS.say("tokens", min(shown.keep, 2), keep=shown.keep),
+            fast=error(fast), real=real, tolerance=TOLERANCE,
+        )  # fmt: skip
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         kind, n = cell.map.split()
         n = int(n)
         if kind == "off":
             return WORDS.say(
-                "error",
-                decays=WORDS["whose"][n],
-                off=error(shown.off[n]),
-                side=WORDS["below" if shown.off[n] < TOLERANCE else "above"],
-                tolerance=TOLERANCE,
-            )
+                "error", decays=WORDS["whose"][n], off=error(shown.off[n]),
+                side=WORDS["below" if shown.off[n] < TOLERANCE else "above"], tolerance=TOLERANCE,
+            )  # fmt: skip
         back = cell.column
         return WORDS.say(
-            "bar",
-            back=WORDS.say("tokens back", min(back, 2), back=back),
-            decays=WORDS["whose"][n],
-            share=shown.seen[n][back],
-            reads=WORDS["reads" if back < shown.keep else "forgets"],
-        )
+            "bar", back=WORDS.say("tokens back", min(back, 2), back=back), decays=WORDS["whose"][n],
+            share=shown.seen[n][back], reads=WORDS["reads" if back < shown.keep else "forgets"],
+        )  # fmt: skip

@@ -170,14 +170,6 @@ class Picture(Drawing):
         each = getattr(shown, cell.map)
         read, key = each.read[i, h], each.key[j, h]
         return WORDS.say(
-            "score",
-            i=i,
-            j=j,
-            a=each.exponents[i, h],
-            b=0.0 - each.exponents[j, h],
-            read=read,
-            key=key,
-            product=read * key,
-            score=each.scores[h, i, j],
-            exact=shown.exact[h, i, j],
-        )
+            "score", i=i, j=j, a=each.exponents[i, h], b=0.0 - each.exponents[j, h], read=read, key=key,
+            product=read * key, score=each.scores[h, i, j], exact=shown.exact[h, i, j],
+        )  # fmt: skip

@@ -164,13 +164,10 @@ class TwoForms(Drawing):
     def say(self, shown: TwoFormsShown) -> str:
         words = WORDS["two_forms"]
         return words.say(
-            "say",
-            digits=shown.digits,
-            name=words["names"].get(shown.digits, ""),
-            share=percent(shown.share) if shown.share else words["none"],
-            chunk=error(shown.off["chunk"]),
+            "say", digits=shown.digits, name=words["names"].get(shown.digits, ""),
+            share=percent(shown.share) if shown.share else words["none"], chunk=error(shown.off["chunk"]),
             recurrent=error(shown.off["recurrent"]),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: TwoFormsShown, cell: Cell) -> str:
         words = WORDS["two_forms"]

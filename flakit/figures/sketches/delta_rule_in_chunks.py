@@ -88,14 +88,9 @@ class Chained(Drawing):
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()
         return WORDS.say(
-            "chained",
-            "differ" if shown.spread else "same",
-            C=len(shown.found),
-            spread=short(shown.spread),
-            found=short(np.abs(shown.found).max()),
-            largest=short(np.abs(shown.inverse).max()),
-            far=short(far),
-        )
+            "chained", "differ" if shown.spread else "same", C=len(shown.found), spread=short(shown.spread),
+            found=short(np.abs(shown.found).max()), largest=short(np.abs(shown.inverse).max()), far=short(far),
+        )  # fmt: skip
 
     def arithmetic(self, shown: ChainedShown, cell: Cell) -> str:
         words, i, j = WORDS["chained"], cell.row, cell.column

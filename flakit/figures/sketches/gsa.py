@@ -123,13 +123,9 @@ class Slots(Drawing):
     def say(self, shown: SlotsShown) -> str:
         words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
         return WORDS.say(
-            "slots",
-            words,
-            kept=percent(math.exp(shown.gate)),
-            off=percent(shown.off),
-            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2),
-            M=len(shown.p),
-        )
+            "slots", words, kept=percent(math.exp(shown.gate)), off=percent(shown.off),
+            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2), M=len(shown.p),
+        )  # fmt: skip
 
     def arithmetic(self, shown: SlotsShown, cell: Cell) -> str:
         words, j = WORDS["slots"], cell.column
@@ -195,12 +191,9 @@ class SlotGate(Drawing):
     def say(self, shown: SlotGateShown) -> str:
         words, half = WORDS["slot_gate"], math.log(2) / -shown.g
         return words.say(
-            "say",
-            f=shown.f,
-            g=shown.g,
-            one=percent(float(shown.left[0])),
+            "say", f=shown.f, g=shown.g, one=percent(float(shown.left[0])),
             half=words.say("half-life", half=half) if half >= 1 else words["quick"],
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:
         words, n = WORDS["slot_gate"], cell.column + 1

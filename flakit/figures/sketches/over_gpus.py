@@ -129,13 +129,9 @@ class Ranks(Drawing):
         if shown.ranks == 1:
             return words.say("alone", tokens=f"{shown.tokens:,}")
         return words.say(
-            "say",
-            ranks=shown.ranks,
-            tokens=f"{shown.walks:,}",
-            sends=size(shown.sends),
-            holds=size(shown.holds),
+            "say", ranks=shown.ranks, tokens=f"{shown.walks:,}", sends=size(shown.sends), holds=size(shown.holds),
             maps=words.say("one map" if before == 1 else "maps", maps=before),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: RanksShown, cell: Cell) -> str:
         words, row, column = WORDS["ranks"], cell.row, cell.column

@@ -128,14 +128,9 @@ class Reading(Drawing):
 
     def say(self, shown: ReadingShown) -> str:
         return WORDS.say(
-            "reading",
-            "say",
-            x=short(shown.query[0]),
-            y=short(shown.query[1]),
-            scores=listed([short(x) for x in shown.scores]),
-            o0=short(shown.output[0]),
-            o1=short(shown.output[1]),
-        )
+            "reading", "say", x=short(shown.query[0]), y=short(shown.query[1]),
+            scores=listed([short(x) for x in shown.scores]), o0=short(shown.output[0]), o1=short(shown.output[1]),
+        )  # fmt: skip
 
     def arithmetic(self, shown: ReadingShown, cell: Cell) -> str:
         words, n = WORDS["reading"], cell.row

@@ -152,14 +152,10 @@ class Roof(Drawing):
     def say(self, shown: RoofShown) -> str:
         words, (moving, multiplying) = WORDS["roof"], shown.ms
         return words.say(
-            "say",
-            call=words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens),
-            K=shown.K,
-            intensity=shown.intensity,
-            moving=_us(moving),
-            multiplying=_us(multiplying),
+            "say", call=words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens), K=shown.K,
+            intensity=shown.intensity, moving=_us(moving), multiplying=_us(multiplying),
             limit=words["memory" if moving > multiplying else "products"],
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: RoofShown, cell: Cell) -> str:
         words, which = WORDS["roof"]["arithmetic"], ("moving", "multiplying")[cell.row]
@@ -226,26 +222,17 @@ class Kept(Drawing):
     def say(self, shown: KeptShown) -> str:
         words, n = WORDS["kept"], shown.at
         return words.say(
-            "every" if shown.chunks[n] == 1 else "say",
-            chunk=shown.chunks[n],
-            itemsize=shown.itemsize,
-            size=_size(shown.bytes[n]),
-            states=shown.states[n],
-            times=shown.states[n] / shown.floor,
+            "every" if shown.chunks[n] == 1 else "say", chunk=shown.chunks[n], itemsize=shown.itemsize,
+            size=_size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
             pairs=shown.pairs[n],
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
         n = cell.column
         return WORDS.say(
-            "kept",
-            "arithmetic",
-            chunk=shown.chunks[n],
-            size=_size(shown.bytes[n]),
-            rate=shown.copy_tb_s,
-            states=shown.states[n],
-            pairs=shown.pairs[n],
-        )
+            "kept", "arithmetic", chunk=shown.chunks[n], size=_size(shown.bytes[n]), rate=shown.copy_tb_s,
+            states=shown.states[n], pairs=shown.pairs[n],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -262,11 +262,6 @@ class Again(Drawing):
     def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
         n = cell.column + 1
         return WORDS.say(
-            "again",
-            "arithmetic",
-            n=n,
-            kept=np.exp(shown.w),
-            alpha=shown.alpha,
-            factor=shown.left[0],
+            "again", "arithmetic", n=n, kept=np.exp(shown.w), alpha=shown.alpha, factor=shown.left[0],
             left=shown.left[n - 1],
-        )
+        )  # fmt: skip

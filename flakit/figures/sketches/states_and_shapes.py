@@ -91,13 +91,10 @@ class Pieces(Drawing):
 
     def say(self, shown: PiecesShown) -> str:
         return WORDS.say(
-            "pieces",
-            shown.handed,
-            op=shown.op,
-            worst=error(shown.worst),
+            "pieces", shown.handed, op=shown.op, worst=error(shown.worst),
             o=error(shown.o_second) if shown.handed == "detached" else percent(shown.o_second),
             dv=percent(shown.dv_first),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
         return WORDS.say(

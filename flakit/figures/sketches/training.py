@@ -232,17 +232,10 @@ class FProj(Drawing):
         exponent = float(shown.exponents[shown.at])
         bad = ~np.isfinite(shown.computed).all(1)
         return WORDS.say(
-            "f_proj",
-            "lost" if bad.any() else "fine",
-            f=shown.f,
-            g=shown.gates[shown.at],
-            tokens=shown.tokens,
-            exponent=exponent,
-            limit=f"{shown.limit:.2f}",
-            lost=int(bad.sum()),
-            all=len(bad),
+            "f_proj", "lost" if bad.any() else "fine", f=shown.f, g=shown.gates[shown.at], tokens=shown.tokens,
+            exponent=exponent, limit=f"{shown.limit:.2f}", lost=int(bad.sum()), all=len(bad),
             output=say("finite") if shown.output_finite else say("lost, too"),
-        )
+        )  # fmt: skip
 
     def arithmetic(self, shown: FProjShown, cell: Cell) -> str:
         words = WORDS["f_proj"]
