@@ -109,10 +109,10 @@ def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
         kept=chunk.A[0, 0, 0],
         scaled=k * key,
         dA=masked(chunk.scale * (do @ v.mT), low, "where"),
-        o=chunk.made["o"][0, :, 0],
+        o=chunk.outputs["o"][0, :, 0],
         dr=grads["dr"][0, :, 0],
     )
-    tensors = {"o": chunk.made["o"], **grads}
+    tensors = {"o": chunk.outputs["o"], **grads}
     lost = {"keys": key} | {name: tensors[name] for name in TENSORS}
     return Way(
         numbers,

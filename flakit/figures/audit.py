@@ -103,8 +103,7 @@ class ElementsFigure:
             none = np.zeros(shown["true"].shape, bool)
             share = {name: shown[name] / largest for name in ("got", "true")}
             for n, heat in enumerate(self.maps.values()):
-                heat.ax.set_xlabel(labels["columns"])
-                heat.ax.set_ylabel(labels["rows"] if n == 0 else "")
+                heat.ax.set(xlabel=labels["columns"], ylabel=labels["rows"] if n == 0 else "")
             self.maps.update({**shown, **share, "none": none})
         self.canvas.stale()
 

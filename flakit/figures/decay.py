@@ -76,7 +76,7 @@ class DecayFigure:
         self.layout = layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         self.wide = layout is _WIDE
         self.canvas = Canvas(width, layout.height / 100)
-        self._flags, self._onsets, self._window = {}, None, None
+        self._flags, self._onsets = {}, None
         with style.context():
             figure = self.canvas.figure
             about, where = (

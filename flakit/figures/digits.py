@@ -99,10 +99,7 @@ class DigitsFigure:
 
     def _frame(self, budget: float, broken: bool) -> None:
         ax = self._bars
-        ax.set_xlim(-0.3, MOST + 0.3)
-        ax.set_yticks([])
-        ax.set_xticks(range(0, int(MOST) + 1, 2))
-        ax.set_xlabel(WORDS["digits"])
+        ax.set(xlim=(-0.3, MOST + 0.3), yticks=[], xticks=range(0, int(MOST) + 1, 2), xlabel=WORDS["digits"])
         ax.grid(axis="y", visible=False)
         ax.spines[["top", "right", "left"]].set_visible(False)
         (law,) = ax.plot([budget, budget], [-0.5, self._lines - 0.5], zorder=1, **style.LAW)

@@ -118,8 +118,7 @@ def lost_steps(
             below.axhline(limit, **style.LAW, label=f"law: lost above {limit:.2f}")
             bad = high > limit
             below.plot(steps[bad], high[bad], "x", color=style.BROKEN, markersize=3.5, label="a lost step's largest")
-            below.set(xlabel="training step", xlim=(0, len(low)))
-            below.set_ylim(0, 1.18 * max(limit, np.nanmax(high)))
+            below.set(xlabel="training step", xlim=(0, len(low)), ylim=(0, 1.18 * max(limit, np.nanmax(high))))
             if n == 0:
                 above.set_ylabel("lost steps")
                 below.set_ylabel("largest exponent")

@@ -236,16 +236,14 @@ class _Plot:
             axis.set_major_locator(NullLocator())
             return
         if shown.log:
-            self.ax.set_xlim(x.min() / 1.4, x.max() * 1.4)
-            self.ax.set_xscale("log")
+            self.ax.set(xlim=(x.min() / 1.4, x.max() * 1.4), xscale="log")
             ticks = x[:: -(-len(x) // self._ticks)]
             axis.set_major_locator(FixedLocator(ticks))
             axis.set_minor_locator(NullLocator())
             axis.set_minor_formatter(NullFormatter())
             axis.set_major_formatter("{x:g}")
         else:
-            self.ax.set_xscale("linear")
-            self.ax.set_xlim(x.min() - 0.5, x.max() + 0.5)
+            self.ax.set(xscale="linear", xlim=(x.min() - 0.5, x.max() + 0.5))
             axis.set_major_locator(FixedLocator(x) if names else MaxNLocator(min(6, self._ticks), integer=True))
             axis.set_major_formatter((lambda value, _: shown.x[round(value)]) if names else "{x:g}")
 

@@ -237,9 +237,7 @@ class LossFigure:
                 self._shares.append([ax.text(0, row, "", va="center", fontsize=10) for row in range(len(names))])
                 title = self.canvas.figure.text(start / _WIDTH, 0.83, "", fontsize=9.5, va="center")
                 self._titles.append(title)
-            self._heading = self.canvas.figure.text(
-                8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center"
-            )
+            self.canvas.figure.text(8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center")
             nan, inf = style.non_finite_handles()
             nan.set_label(say("NaN or inf"))
             _legend(self.canvas, [inf, nan], loc="upper right", bbox_to_anchor=(1, 1))

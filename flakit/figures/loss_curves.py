@@ -50,7 +50,6 @@ def loss_curves(
             ax.yaxis.set_minor_formatter(NullFormatter())
         low = min(min(losses) for lines in panels.values() for seeds in lines.values() for losses in seeds.values())
         high = max(max(losses) for lines in panels.values() for seeds in lines.values() for losses in seeds.values())
-        axes[0].set_ylim(0.9 * low, 1.15 * max(high, *(levels or {}).values(), 0))
-        axes[0].set_ylabel(style.logarithmic(ylabel))
+        axes[0].set(ylim=(0.9 * low, 1.15 * max(high, *(levels or {}).values(), 0)), ylabel=style.logarithmic(ylabel))
         picture.figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.865, 0.9))
     return picture

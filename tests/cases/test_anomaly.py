@@ -31,7 +31,7 @@ def test_a_wrong_law_is_rejected():
 def test_the_operator_is_the_case_itself():
     x = inputs("gsa", T=40, H=2, K=8)
     call = case.operator("gsa", padding.products(40, "right"))
-    found = case.said(call, x)
+    found = case.report(call, x)
     do = torch.ones_like(found.o)
     exact = truth("gsa", x, arriving=(do, None))
     assert found.words == case.NOTHING and compare(found.o, exact["o"]).l2 < 1e-6
@@ -63,7 +63,7 @@ def test_the_mode_names_the_operation():
 
 def test_other_errors_are_not_swallowed():
     with pytest.raises(RuntimeError, match="size"):
-        case.said(lambda x: torch.ones(3) @ x.view(2), {"x": torch.ones(2)})
+        case.report(lambda x: torch.ones(3) @ x.view(2), {"x": torch.ones(2)})
 
 
 def by_parts(x):

@@ -35,7 +35,7 @@ def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type 
             formed = make(given[0].shape[1])
             ctx.chunked, ctx.x = of(x, lambda w, inclusive: formed(w, inclusive=inclusive), chunk), x
             ctx.save_for_backward(*given)
-            found = [ctx.chunked.made[name] for name in ("o", *of.finals)]
+            found = [ctx.chunked.outputs[name] for name in ("o", *of.finals)]
             return found[0].to(given[0].dtype), *found[1:]
 
         @staticmethod

@@ -145,7 +145,7 @@ def test_an_anchor_moves_the_factors_and_not_the_weights():
         shown = sketch("split", anchor=at).result
         C = len(shown.read)
         assert (shown.read.max(), shown.key.max()) == (at, C - at)
-        assert np.allclose(np.tril(shown.products, -1), pair_by_pair(C, shown.w), rtol=1e-5)
+        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, shown.w), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("way", "products", "single", "largest"), [

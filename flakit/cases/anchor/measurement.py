@@ -81,7 +81,7 @@ def run(
     if scheme.dyadic:
         tensors = _own_form(of, inputs, do, chunk)
     else:
-        tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
+        tensors = chunked.outputs | chunked.backward(split_chunks(do, chunk, torch.float32))
     order = TENSORS[op] + tuple(f"dinitial{name.removeprefix('final')}" for name in of.finals if _starts(inputs))
     return Run(scheme, {name: tensors[name] for name in order}, chunked.A)
 

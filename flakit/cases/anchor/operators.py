@@ -78,7 +78,7 @@ def _diagonal(A: Tensor) -> Tensor:
 
 
 class Chunks:
-    """An operator in chunks. The constructor computes o, the final states (both in `made`) and the scores A; `backward`
+    """An operator in chunks. The constructor computes o and the final states, `outputs`, and the scores A; `backward`
     follows.
 
     names: the arguments in the operator's order; finals: the final states; chunked: flakit's own form;
@@ -116,7 +116,7 @@ class RWKV6(Chunks, op="rwkv6"):
         self.before, self.after, self.total = sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
         self.S, last = carry_states(self.total, (self.k * self.after).mT @ self.v, x.get("initial_state"))
         o = self.A @ self.v + (self.q * self.before) @ self.S
-        self.made = {"o": join_chunks(o, self.T), "final_state": last}
+        self.outputs = {"o": join_chunks(o, self.T), "final_state": last}
 
     def backward(self, do: Tensor) -> dict[str, Tensor]:
         r, k, u, T = self.r, self.k, self.u, self.T
@@ -172,7 +172,7 @@ class RWKV7(Chunks, op="rwkv7"):
             self.S[:, :, n], self.v2[:, :, n] = S, read_a[:, :, n] + transfer[:, :, n] @ S
             S = self.total[:, :, n] * S + written[:, :, n] + self.b_out[:, :, n].mT @ self.v2[:, :, n]
         o = self.A_rk @ self.v + self.A_rb @ self.v2 + self.q_in @ self.S
-        self.made = {"o": join_chunks(o, self.T), "final_state": S}
+        self.outputs = {"o": join_chunks(o, self.T), "final_state": S}
 
     def backward(self, do: Tensor) -> dict[str, Tensor]:
         dread_a, transfer = self.U.mT @ (self.A_rb.mT @ do), self.U.mT @ self.b_out
@@ -251,7 +251,7 @@ class GSA(Chunks, op="gsa"):
         self.p = _of_tokens(self.scores.softmax(-1), self.length)
         self.A = self.products.scores(self.p, self.s)
         o = self.A @ self.v + (self.p * self.through) @ self.hv
-        self.made = {"o": join_chunks(o, self.T), "final_hk": hk.mT, "final_hv": hv}
+        self.outputs = {"o": join_chunks(o, self.T), "final_hk": hk.mT, "final_hv": hv}
 
     def backward(self, do: Tensor) -> dict[str, Tensor]:
         s, p, T = self.s, self.p, self.T

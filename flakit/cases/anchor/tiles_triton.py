@@ -88,14 +88,14 @@ def read_kernel(
 
 
 @interpreted_alone()
-def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: int, block: int, **how) -> Tensor:
+def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: int, block: int, **options) -> Tensor:
     """first, key, seen, gi [..., N, C, *] -> [..., N, C, last]; leading axes broadcast."""
     *_, N, C, K = key.shape
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (first, key, gi)))
     inputs = [x.expand(*lead, *x.shape[-3:]).contiguous() for x in (first, key, seen, gi)]
     out = torch.zeros(*lead, N, C, last or C, dtype=torch.float32, device=key.device)
     kernel[C // block, N, lead.numel()](
-        *inputs, out, N, K=K, C=C, BC=block, BK=max(16, triton.next_power_of_2(K)), **how
+        *inputs, out, N, K=K, C=C, BC=block, BK=max(16, triton.next_power_of_2(K)), **options
     )  # fmt: skip
     return out
 

@@ -50,7 +50,7 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
             inputs = dict(zip(of.names, tensors, strict=True))
             ctx.chunked = of(inputs, lambda w, inclusive: products(w, inclusive=inclusive), chunk)
             # Remove o: o owns ctx, so a reference back would be a cycle that holds GPU memory until garbage collection.
-            return ctx.chunked.made.pop("o")
+            return ctx.chunked.outputs.pop("o")
 
         @staticmethod
         def backward(ctx, do: Tensor) -> tuple[Tensor | None, ...]:
@@ -65,7 +65,7 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
     return Chunked.apply
 
 
-class Said(NamedTuple):
+class Report(NamedTuple):
     """The report of anomaly detection, and the actual gradients and output."""
 
     words: str
@@ -73,7 +73,7 @@ class Said(NamedTuple):
     o: Tensor
 
 
-def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Said:
+def report(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Report:
     """Run call(*inputs) and its backward from ones under anomaly detection, and again without it.
 
     trained: the letters of the inputs that require a gradient; default all.
@@ -99,7 +99,7 @@ def said(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: 
                 raise
             words = f"output {match[1]}, d{names[int(match[1])]}"
     o, grads = backward()
-    return Said(words, grads, o)
+    return Report(words, grads, o)
 
 
 class Operation(NamedTuple):
@@ -181,10 +181,10 @@ def at(
 
 
 @lru_cache(maxsize=16)
-def _run(T: int, gate: float, op: str, form: str) -> tuple[Said, list[Operation]]:
+def _run(T: int, gate: float, op: str, form: str) -> tuple[Report, list[Operation]]:
     x = padding.inputs(T, gate, op=op, K=4, M=4)
     call = operator(op, padding.products(T, form))
-    return said(call, x), operations(call, x)
+    return report(call, x), operations(call, x)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def reproduce() -> list[Row]:
     call = operator("rwkv6", partial(Products, scheme="first-row"))
     x = anchor.spike(16, 0.0, K=8)
     x["w"][:, 16, :, 0] = -89.0
-    trained, fixed = said(call, x), said(call, x, trained="rkvu")
+    trained, fixed = report(call, x), report(call, x, trained="rkvu")
     infinite = [name for name, grad in fixed.grads.items() if grad.isinf().any()]
     return [
         *rows,

@@ -18,5 +18,5 @@ def curve(
     """
     losses = {name: (run.first, run.run.losses) for name, run in runs.items()}
     largest = {name: (run.first, [each[-1] for each in run.quantiles]) for name, run in runs.items()}
-    how = {"start": start, "end": end, "window": window}
-    return fatal_run(losses, exponents=largest if exponents else None, limit=LIMIT, **how)
+    options = {"start": start, "end": end, "window": window}
+    return fatal_run(losses, exponents=largest if exponents else None, limit=LIMIT, **options)

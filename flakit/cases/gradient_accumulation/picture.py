@@ -127,9 +127,9 @@ class Picture(Drawing):
         self._sum.set_text(WORDS.say("sum", sum=shown.cuts[n].loss))
 
         losses = np.array([shown.cuts[parts].loss for parts in PARTS])
-        mine, top = np.array(PARTS) == n, 1.15 * max(losses.max(), 1.5 * shown.plain)
-        self._others.update(np.where(mine, np.nan, losses))
-        self._now.update(np.where(mine, losses, np.nan))
+        own, top = np.array(PARTS) == n, 1.15 * max(losses.max(), 1.5 * shown.plain)
+        self._others.update(np.where(own, np.nan, losses))
+        self._now.update(np.where(own, losses, np.nan))
         for text, loss in zip(self._values, losses, strict=True):
             text.set_text(number(loss))
             text.set_y(loss + 0.015 * top)

@@ -209,7 +209,7 @@ def run(
 
     chunked = WithInverse(inputs, lambda w, inclusive: Products(w, "pairwise", inclusive=inclusive, chunk=chunk), chunk)
     do, _ = cotangents("rwkv7", inputs)
-    tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
+    tensors = chunked.outputs | chunked.backward(split_chunks(do, chunk, torch.float32))
     return {name: tensors[name] for name in TENSORS["rwkv7"]}
 
 

@@ -108,8 +108,7 @@ class Picture(Drawing):
     def _draw_curves(self, ax) -> None:
         ax.set(yscale="log", xlim=(0, 2), ylim=(_LOWEST, _HIGHEST))
         ax.set_title(WORDS["over"], fontsize=9, pad=3)
-        ax.set_xticks([0, 1, 2])
-        ax.set_yticks([1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
+        ax.set(xticks=[0, 1, 2], yticks=[1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
         looks = {"product": style.LINES[1], "blocks": style.LINES[0], "law": style.LAW}
         self._curves = {name: ax.plot([], [], **look, label=WORDS[name])[0] for name, look in looks.items()}

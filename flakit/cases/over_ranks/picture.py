@@ -93,8 +93,7 @@ class Picture(Drawing):
         if (ranks, top, decays) != (len(self._ranks.get_xticks()) - 1, self._top, self._decays):
             self._ranks.set_yticks(range(H), decays)
             self._ranks.set_xticks(range(ranks + 1), ["$S_0$", *(f"{WORDS['rank']} {n}" for n in range(ranks))])
-            self._tokens.set_ylim(-0.05 * top, 1.1 * top)
-            self._tokens.set_yticks([0, top / 2, top])
+            self._tokens.set(ylim=(-0.05 * top, 1.1 * top), yticks=[0, top / 2, top])
             self._top, self._decays = top, decays
             self.canvas.stale()
         for h, row in enumerate(self._shares):

@@ -126,7 +126,7 @@ def run(
     formed = products(inputs["k"].shape[1], form, backend=backend, chunk=chunk, block=block)
     chunked = of(inputs, lambda w, inclusive: formed(w, inclusive=inclusive), chunk)
     do, _ = cotangents(op, inputs, grad_seed=grad_seed)
-    tensors = chunked.made | chunked.backward(split_chunks(do, chunk, torch.float32))
+    tensors = chunked.outputs | chunked.backward(split_chunks(do, chunk, torch.float32))
     return {name: tensors[name] for name in TENSORS[op]}
 
 

@@ -2,7 +2,7 @@
 
 python -m flakit.cases.transposed_mask.kernel_triton 32x32 16x64   (BK x BV)
 
-compiles both for GPUs that are not here and prints what came of it as JSON. A process compiles or interprets, never
+compiles both for other GPUs and prints the results as JSON. A process compiles or interprets, never
 both, so `transposed_mask.compile_table` starts this module in a process of its own.
 """
 
@@ -60,19 +60,19 @@ def read_grads(
     (BH, T, K), V = k.shape, v.shape[-1]
     NK, NV = triton.cdiv(K, BK), triton.cdiv(V, BV)
     # The faulty mask reads beyond the last state: there is memory of ours, not of somebody else.
-    given = initial_state.new_zeros(BH * K * V + BK * V + BV)
-    given[: BH * K * V] = initial_state.reshape(-1)
+    padded = initial_state.new_zeros(BH * K * V + BK * V + BV)
+    padded[: BH * K * V] = initial_state.reshape(-1)
     dr, seen = k.new_empty(NV, BH, T, K), torch.empty_like(initial_state)
     k, v, w, do = (x.contiguous() for x in (k, v, w, do))
     try:
         read_grads_kernel[NK, NV, BH](
-            k, v, w, do, given, dr, seen, scale, T, K, V, BK=BK, BV=BV, TRANSPOSED=transposed
+            k, v, w, do, padded, dr, seen, scale, T, K, V, BK=BK, BV=BV, TRANSPOSED=transposed
         )  # fmt: skip
     except TritonError as error:  # it wraps whatever a line of the kernel raises, so that its type alone says little
-        said = str(error).strip().splitlines()[-1]
-        if "incompatible dimensions" not in said:
+        message = str(error).strip().splitlines()[-1]
+        if "incompatible dimensions" not in message:
             raise
-        raise DoesNotCompile(said) from error
+        raise DoesNotCompile(message) from error
     return dr.sum(0), seen
 
 
@@ -96,11 +96,11 @@ def compile_error(BK: int, BV: int, transposed: bool, capability: int) -> str | 
 
 
 if __name__ == "__main__":
-    found = []
+    rows = []
     for tile in sys.argv[1:]:
         BK, BV = (int(size) for size in tile.split("x"))
         for capability in (80, 90):
             for transposed in (False, True):
                 error = compile_error(BK, BV, transposed, capability)
-                found.append({"BK": BK, "BV": BV, "transposed": transposed, "sm": capability, "error": error})
-    print(json.dumps({"triton": triton.__version__, "rows": found}))
+                rows.append({"BK": BK, "BV": BV, "transposed": transposed, "sm": capability, "error": error})
+    print(json.dumps({"triton": triton.__version__, "rows": rows}))

@@ -51,8 +51,7 @@ class Picture(Drawing):
             ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
             ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
             ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
-            ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
-            ax.set_yticks([1e-4, 1, 1e4, 1e8, 1e12])
+            ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
             ax.minorticks_off()
             looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
             looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}

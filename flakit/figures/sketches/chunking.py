@@ -195,7 +195,7 @@ class SplitShown:
     w: float
     read: np.ndarray
     key: np.ndarray
-    products: np.ndarray
+    made: np.ndarray
 
 
 class Split(Drawing):
@@ -220,8 +220,7 @@ class Split(Drawing):
             self.canvas.moving(*self._lines.values(), self._mark, self._name)
             ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
             box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
-            box.set(xlabel=words["wrote"], ylabel=words["reads"])
-            box.set_title(words["weight"])
+            box.set(xlabel=words["wrote"], ylabel=words["reads"], title=words["weight"])
             self._map = HeatMap(self.canvas, box, name="pairs")
             self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
         self._first = True
@@ -243,14 +242,14 @@ class Split(Drawing):
         self._name.set(x=shown.anchor - 0.5 + (0.8 if right else -0.8), ha="left" if right else "right")
         future = np.triu(np.ones((C, C), bool))
         with np.errstate(divide="ignore"):
-            self._map.update(np.log(np.where(future, 1, shown.products)), empty=future)
+            self._map.update(np.log(np.where(future, 1, shown.made)), empty=future)
         whole_ticks(self._map.ax)
 
     def say(self, shown: SplitShown) -> str:
         words, C = WORDS["split"], len(shown.read)
         where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
-        weight = np.tril(shown.products, -1).max()
+        weight = np.tril(shown.made, -1).max()
         return words.say(
             "say", where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
         )
@@ -262,7 +261,7 @@ class Split(Drawing):
         if i <= j:
             return words.say("itself" if i == j else "future", i=i, j=j)
         read, key = float(shown.read[i]), float(shown.key[j])
-        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.products[i, j], true=np.exp(read + key))
+        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
 
 
 @dataclass(frozen=True)
@@ -288,8 +287,7 @@ class Ways(Drawing):
         self.canvas, self._strip = Canvas(width, height), None
         with style.context():
             self._map = self.canvas.axes(0.6, 0.28, side, side)
-            self._map.set(xlabel=words["wrote"], ylabel=words["reads"])
-            self._map.set_title(words["map"])
+            self._map.set(xlabel=words["wrote"], ylabel=words["reads"], title=words["map"])
             left = 0.6 + side + 1.05
             self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
             ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])

@@ -87,11 +87,9 @@ class Slots(Drawing):
         rest = width - left - gap - 0.15 - across
         with style.context():
             self._table = self.canvas.axes(left, 0.32, across, 1.5)
-            self._table.set(xlabel=words["token"], ylabel=words["slot"])
-            self._table.set_title(words["holds"])
+            self._table.set(xlabel=words["token"], ylabel=words["slot"], title=words["holds"])
             self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
-            ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=words["token"])
-            ax.set_title(words["weights"])
+            ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=words["token"], title=words["weights"])
             self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=words["gsa"])
             (self._marks,) = self.canvas.moving(
                 *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
@@ -167,8 +165,7 @@ class SlotGate(Drawing):
             self._curve = self.canvas.axes(left, 0.32, across, 1.55)
             self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
             for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
-                ax.set(xlabel=words[x])
-                ax.set_title(words[title])
+                ax.set(xlabel=words[x], title=words[title])
             self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
             self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
             self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)

@@ -92,8 +92,7 @@ class Swaps(Drawing):
     def _first(self, shown: SwapsShown) -> None:
         words, N, ax = WORDS["swaps"], len(shown.moves), self._ax
         with style.context():
-            ax.set_xlim(-0.1, N + 0.1)
-            ax.set_xticks(range(N + 1))
+            ax.set(xlim=(-0.1, N + 0.1), xticks=range(N + 1))
             self._lines, self._ends = [], []
             for thing, look in zip(range(3), style.LINES, strict=False):
                 places = (shown.orders == thing).argmax(1)

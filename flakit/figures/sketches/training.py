@@ -91,8 +91,7 @@ class MeanOfMeans(Drawing):
         n = len(shown.right)
         if self._labels is None:
             with style.context():
-                self._ax.set_xticks(range(n))
-                self._ax.set_xlim(-0.6, n - 0.4)
+                self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
                 self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
                 self._labels = self._ax.text(
                     1.02, shown.right[0], WORDS.say("mean_of_means", "right", n=n), va="center", fontsize=9,
