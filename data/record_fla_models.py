@@ -190,12 +190,8 @@ def new_model(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfl
     import fla.models as models
 
     prefix = name.upper()
-    config = getattr(models, f"{prefix}Config")(
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        vocab_size=size.vocabulary,
-        fuse_cross_entropy=device == "cuda",
-    )
+    sizes = {"hidden_size": size.hidden, "num_hidden_layers": size.layers, "vocab_size": size.vocabulary}
+    config = getattr(models, f"{prefix}Config")(**sizes, fuse_cross_entropy=device == "cuda")
     torch.manual_seed(0)
     net = getattr(models, f"{prefix}ForCausalLM")(config).to(device, dtype)
     tokens = torch.randint(size.vocabulary, (size.B, size.T), generator=torch.Generator().manual_seed(0))
@@ -223,18 +219,10 @@ def generate(net: nn.Module, tokens: Tensor, size: Size) -> tuple[Tensor, Tensor
     """The likeliest tokens after each prompt, [B, new], and the logits they were taken from, [B, new, vocabulary]."""
     net.eval()
     prompt = tokens[:, : size.prompt]
-    made = net.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=size.new,
-        min_new_tokens=size.new,
-        do_sample=False,
-        use_cache=True,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    return made.sequences[:, size.prompt :], torch.stack(made.logits, 1)
+    how = {"max_new_tokens": size.new, "min_new_tokens": size.new, "do_sample": False, "use_cache": True}
+    how |= {"pad_token_id": 0, "return_dict_in_generate": True, "output_logits": True}
+    answer = net.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
+    return answer.sequences[:, size.prompt :], torch.stack(answer.logits, 1)
 
 
 def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[dict]:

@@ -84,12 +84,8 @@ def learn(n: int, seed: int, mixer: str, initialisation: str, size: byte_predict
         torch.cuda.set_device(n % torch.cuda.device_count())
     how = {"seed": seed, "device": device, "autocast": AUTOCAST, "progress": False}
     model, run, held_out = byte_prediction.learn(mixer, initialisation, size, **how)
-    whole = {
-        "first_loss": run.losses[0],
-        "held_out": held_out,
-        "skipped": len(run.skipped),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    whole = {"first_loss": run.losses[0], "held_out": held_out, "skipped": len(run.skipped)}
+    whole["parameters"] = sum(p.numel() for p in model.parameters())
     rows = []
     for step in range(0, size.steps, WINDOW):
         losses, norms = run.losses[step : step + WINDOW], run.grad_norms[step : step + WINDOW]

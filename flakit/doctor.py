@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from .numerics.errors import compare
 from .numerics.evaluate import evaluate, truth
 from .numerics.inputs import inputs
 from .numerics.operators import OPERATORS
+from .numerics.recorded import version_of
 from .ops.common.dispatch import interpreted, interpreted_too_late
 from .ops.common.launch import RUN_ON, SHARED_MEMORY, TABLE, Chip, chips, read_rows, rows_file
 from .torch_build import CPU_INDEX, LARGE, SMALL
@@ -162,13 +162,7 @@ def examine() -> Diagnosis:
 
 
 def installed() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
 
 def python_and_packages(versions: Mapping[str, str | None]) -> Iterator[Finding]:

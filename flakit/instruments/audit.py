@@ -232,17 +232,10 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
     case, words = law(x, v.probe, v.finding)
     if v.probe.name == "anchor-shift" and _with_one_head(x, v):
         case = "anchor"  # a single head cannot read another's anchor
-    return replace(
-        v,
-        words=finding.words,
-        finding=finding,
-        setting=finding.setting.said(x.op),
-        case=case or None,
-        law=words,
-        repro=repro(x, v.probe, finding) or repro(x, v.probe, v.finding),  # the smallest may be wrong by too little
-        pair=_pair(x, v.finding),
-        smallest=_pair(x, finding),
-    )
+    script = repro(x, v.probe, finding) or repro(x, v.probe, v.finding)  # the smallest may be wrong by too little
+    shown: dict[str, Any] = {"words": finding.words, "finding": finding, "setting": finding.setting.said(x.op)}
+    shown |= {"case": case or None, "law": words, "repro": script}
+    return replace(v, **shown, pair=_pair(x, v.finding), smallest=_pair(x, finding))
 
 
 def _with_one_head(x: Examiner, v: Verdict) -> bool:

@@ -78,15 +78,11 @@ def _gradients(subject: Subject, setting: Setting, ran: Ran, outputs: dict, leav
     able = [name for name in wanted if outputs[name].requires_grad]
     grads: Sequence[Tensor | None] = [None] * len(leaves)
     if able:
+        roots, inputs = [outputs[name] for name in able], list(leaves.values())
+        arrive = [into[name].to(outputs[name].dtype) for name in able]
         try:
             for last in (False, True) if setting.again else (True,):
-                grads = torch.autograd.grad(
-                    [outputs[name] for name in able],
-                    list(leaves.values()),
-                    [into[name].to(outputs[name].dtype) for name in able],
-                    retain_graph=not last,
-                    allow_unused=True,
-                )
+                grads = torch.autograd.grad(roots, inputs, arrive, retain_graph=not last, allow_unused=True)
         except NotImplementedError as error:
             raise Refused(words_of(error)) from error
         except (Exception, SystemExit) as error:

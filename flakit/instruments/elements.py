@@ -61,18 +61,9 @@ def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
     most = int(wrong.sum((1, 2)).argmax())
     places = np.unravel_index(most, shape[: len(others)]) if others else ()
     rms = true.square().mean().sqrt()
-    return Elements(
-        name,
-        got=got[most].numpy(),
-        true=true[most].numpy(),
-        off=(off / rms if rms else off)[most].numpy(),
-        wrong=wrong[most].numpy(),
-        rows=rows,
-        columns=columns,
-        where={axis: int(n) for axis, n in zip(others, places, strict=True)},
-        count=int(wrong.sum()),
-        total=wrong.numel(),
-    )
+    where = {axis: int(n) for axis, n in zip(others, places, strict=True)}
+    one = [x[most].numpy() for x in (got, true, off / rms if rms else off, wrong)]
+    return Elements(name, one[0], one[1], one[2], one[3], rows, columns, where, int(wrong.sum()), wrong.numel())
 
 
 def _size(finding: Finding, off: Tensor, true: Tensor) -> float:

@@ -117,15 +117,8 @@ class Examiner:
             ran = self.run(setting, device=device) if run is None else run(setting)
         except Broken as broken:
             return self.crash(setting, broken) if excused is None else raised(setting, broken)
-        results = findings(
-            self.op,
-            ran,
-            self.truth(setting, device=device),
-            setting,
-            finite=finite,
-            allowances=self.allowances if coarse else {},
-            excused=excuses,
-        )
+        true, allowances = self.truth(setting, device=device), self.allowances if coarse else {}
+        results = findings(self.op, ran, true, setting, finite=finite, allowances=allowances, excused=excuses)
         results = [
             x for x in results if x.tensor not in excuses or x.kind == "non-finite" and excuses[x.tensor] == "wrong"
         ]

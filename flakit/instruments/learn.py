@@ -72,13 +72,8 @@ class Learnt:
     def resolved(self, setting: Setting) -> Setting:
         """The setting without what the subject does not support."""
         fields: dict[str, Any] = {}
-        without: dict[str, dict[str, Any]] = {
-            "initial state": {"initial_state": False},
-            "batches": {"B": 1},
-            "heads": {"H": 1},
-            "groups": {"groups": 1},
-            "K != V": {"V": setting.K},
-        }
+        without: dict[str, dict[str, Any]] = {"batches": {"B": 1}, "heads": {"H": 1}, "groups": {"groups": 1}}
+        without |= {"initial state": {"initial_state": False}, "K != V": {"V": setting.K}}
         for feature, values in without.items():
             fields |= values if self.refuses(feature) else {}
         if self.refuses("final state"):

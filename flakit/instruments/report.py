@@ -14,6 +14,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..numerics import table as still
+from ..numerics.recorded import version_of
 from ..numerics.words import for_json, number
 
 COLOURS = {"pass": "green", "fail": "bold red", "not supported": "dim", "left out": "yellow"}
@@ -122,7 +123,7 @@ def as_dict(audit) -> dict:
             "subject": audit.subject.name,
             "like": audit.subject.op.name,
             "device": audit.device if audit.device == "cpu" else torch.cuda.get_device_name(),
-            "versions": versions | {"triton": _triton()},
+            "versions": versions | {"triton": version_of("triton")},
             "seconds": round(audit.seconds, 1),
             "left_out": audit.left_out,
             "probes": [_row(v) for v in audit.verdicts],
@@ -139,12 +140,3 @@ def _row(v) -> dict:
 
 def as_json(audit) -> str:
     return json.dumps(as_dict(audit), indent=1)
-
-
-def _triton() -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return None

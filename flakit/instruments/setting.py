@@ -117,13 +117,8 @@ class Setting:
         if self.lengths is not None:
             ends = torch.tensor([0, *self.lengths], device="cpu").cumsum(0)
         sizes |= {"T": self.tokens, "cu_seqlens": ends}
-        of_decay = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
-        options: dict[str, Any] = {
-            "dtype": self.torch_dtype,
-            "decay_dtype": of_decay,
-            "seed": self.seed,
-            "initial_state": self.initial_state,
-        }
+        options: dict[str, Any] = {"dtype": self.torch_dtype, "seed": self.seed, "initial_state": self.initial_state}
+        options["decay_dtype"] = None if self.decay_dtype is None else getattr(torch, self.decay_dtype)
         if op.decay:
             options["decay"] = -1.0 if isinstance(self.decay, (tuple, list)) else self.decay
         x: dict[str, Any] = make_inputs(op, **sizes, **options, device=device)

@@ -91,14 +91,9 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
             fields["final_state"] = step([False, s.final_state])
         return s.without(**fields)
 
-    options = settings(
-        max_examples=200,
-        phases=(Phase.generate, Phase.shrink),  # `explain` varies the smallest, and `find` returns the last
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
+    phases = (Phase.generate, Phase.shrink)  # `explain` varies the smallest, and `find` returns the last
+    silent: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "print_blob": False}
+    options = settings(max_examples=200, phases=phases, database=None, deadline=None, **silent)
     try:
         smallest = x.resolved(find(smaller(), fails, settings=options, random=Random(0)))
     except HypothesisException:

@@ -303,17 +303,9 @@ class _Reader:
                 ranks["v_rank"] = rank("blocks.1.time.v_mix.A")
         else:
             ranks = {"w_rank": rank("blocks.0.time.w.A"), "blend_rank": rank("blocks.0.time.blend_by_token.w.A")}
-        return LanguageModel(
-            vocab,
-            dim,
-            layers,
-            self.kind.mixer,
-            hidden=shapes["blocks.0.channels.key.weight"][0],
-            gated=self.kind.mixer == "rwkv6",
-            head_size=head_size,
-            norm_eps=self.kind.norm_eps(head_size),
-            **ranks,
-        )
+        hidden, gated = shapes["blocks.0.channels.key.weight"][0], self.kind.mixer == "rwkv6"
+        options = {"head_size": head_size, "norm_eps": self.kind.norm_eps(head_size), **ranks}
+        return LanguageModel(vocab, dim, layers, self.kind.mixer, hidden=hidden, gated=gated, **options)
 
 
 def weights_of(model: LanguageModel, names: str) -> dict[str, Tensor]:

@@ -24,13 +24,8 @@ def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
     """Return one tensor's error columns, `non_finite`, the count of values that should be finite but are not, and
     `rms`, the truth's root mean square, to which the errors are relative."""
     errors = compare(got, truth)
-    return {
-        "l2": errors.l2,
-        "worst_element": errors.worst,
-        "worst_row": errors.worst_row,
-        "non_finite": errors.non_finite,
-        "rms": truth.double().square().mean().sqrt().item(),
-    }
+    columns = {"l2": errors.l2, "worst_element": errors.worst, "worst_row": errors.worst_row}
+    return columns | {"non_finite": errors.non_finite, "rms": truth.double().square().mean().sqrt().item()}
 
 
 def rounding_error(dtype: torch.dtype) -> float:

@@ -100,6 +100,14 @@ def script(doc: str | None, out: str | None = None, quick: str = "") -> argparse
     return parser
 
 
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def provenance(command: str, device: str | None = None, **more: str) -> dict[str, str]:
     """Return the meta of a recording made here and now: `META`, flakit's version, and `more`.
 
@@ -107,19 +115,9 @@ def provenance(command: str, device: str | None = None, **more: str) -> dict[str
     """
     from .. import __version__
 
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = "none"
-    return {
-        "device": torch.cuda.get_device_name() if device is None else device,
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": triton,
-        "flakit": __version__,
-        "command": command,
-        **more,
-    }
+    name = torch.cuda.get_device_name() if device is None else device
+    versions = {"torch": torch.__version__, "triton": version_of("triton") or "none", "flakit": __version__}
+    return {"device": name, "date": datetime.date.today().isoformat(), **versions, "command": command, **more}
 
 
 def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) -> Path:
