@@ -99,11 +99,7 @@ def main() -> None:
         rows += compare(name, size, "cuda")
         recorded.write(options.out, meta, rows)
         for row in rows[-2:]:
-            say(
-                "  ".join(
-                    f"{key} {value:.6g}" if isinstance(value, float) else str(value) for key, value in row.items()
-                )
-            )
+            say("  ".join(f"{key} {x:.6g}" if isinstance(x, float) else str(x) for key, x in row.items()))
     say(f"wrote {options.out}")
 
 

@@ -68,11 +68,8 @@ def main() -> None:
     with Progress() as bar, ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         how = {"sizes": sizes, "window": window, "device": device, "seconds": budget}
         runs = [pool.submit(run, n, **setting, **how) for n, setting in enumerate(settings)]
-        task, start, waiting = (
-            bar.add_task("seconds" if budget else "runs", total=budget or len(runs)),
-            time.time(),
-            runs,
-        )
+        task = bar.add_task("seconds" if budget else "runs", total=budget or len(runs))
+        start, waiting = time.time(), runs
         while waiting:
             done, waiting = wait(waiting, timeout=1)
             bar.update(task, completed=min(budget, time.time() - start) if budget else len(runs) - len(waiting))

@@ -388,13 +388,9 @@ def _checked(name: str, form: str, backend: str, device: str, given: dict, chann
 
 def _interpreted_elsewhere() -> Iterator[Check]:
     """The interpreter has to be on before Python starts, so it gets a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from flakit import doctor; doctor._print_interpreted()"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    command, env = "from flakit import doctor; doctor._print_interpreted()", {**os.environ, "TRITON_INTERPRET": "1"}
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", command], env=env, **streams)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
         yield from (

@@ -286,14 +286,11 @@ def first_calls_of(case: Case, who: str) -> dict[str, float]:
     """Return the seconds of the first forward and the first training step, by the names in `FIRST_CALLS`: in a fresh
     process with an empty kernel cache, and in a second one with that cache. RuntimeError if a process fails."""
     seconds: list[float] = []
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(case)), who]
     with tempfile.TemporaryDirectory() as cache:
+        env = os.environ | {"TRITON_CACHE_DIR": cache, "TORCH_EXTENSIONS_DIR": cache}
         for _ in range(2):
-            run = subprocess.run(
-                [sys.executable, "-m", __name__, json.dumps(asdict(case)), who],
-                env=os.environ | {"TRITON_CACHE_DIR": cache, "TORCH_EXTENSIONS_DIR": cache},
-                capture_output=True,
-                text=True,
-            )
+            run = subprocess.run(command, env=env, capture_output=True, text=True)
             if run.returncode:
                 raise RuntimeError(f"{who}: the first call failed\n{run.stderr}")
             seconds += map(float, run.stdout.split()[-2:])

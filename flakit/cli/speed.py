@@ -68,11 +68,8 @@ def bench(
         meter, run = Meter(), speed.profile if profile else speed.rows
         options = [("--profile", profile), ("--no-peers", not peers), ("--first-calls", first_calls)]
         words = ["flakit bench", *(name for name, given in options if given)]
-        words += (
-            [f"--gates {gates}"] * (gates is not None)
-            + [f'--only "{only}"'] * bool(only)
-            + [f"--json {json}"] * (json is not None)
-        )
+        words += [f"--gates {gates}"] * (gates is not None) + [f'--only "{only}"'] * bool(only)
+        words += [f"--json {json}"] * (json is not None)
         meta = recordings.provenance(" ".join(words), **speed.peer_version())
         meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
         found, said = [], {}

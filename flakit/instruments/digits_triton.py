@@ -89,6 +89,17 @@ class TileDigits:
     def _anew(self, operation: str, out, why: str) -> None:
         out.shadow = self.ledger.anew(self.watch._place(), operation, self._dtype(out), self._values(out), why)
 
+    def _carried(self, operation: str, out, shadow: Shadow) -> None:
+        """Give `out` a shadow that an operation moved."""
+        x = self._values(out)
+        out.shadow = self.ledger.carried(self.watch._place(), operation, self._dtype(out), x, shadow, self._program)
+
+    def _made(self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = "") -> None:
+        """Give `out` the shadow of what an operation computed."""
+        where, x = self.watch._place(), self._values(out)
+        dtype = self._dtype(out)
+        out.shadow = self.ledger.made(where, operation, dtype, x, exact, pairs, how, self._program, kind)
+
     # --- operations ---------------------------------------------------------------------------------------------------
 
     def moved(self, kind: str, original, builder, args, out) -> None:
@@ -133,28 +144,26 @@ class TileDigits:
             return
         Handle = self.watch.names.Handle
         operands = [x for x in args if type(x) is Handle and self._values(x) is not None]
-        dtype, where = self._dtype(out), self.watch._place
+        dtype = self._dtype(out)
         if kind in _CASTS:
             self._cast(operation, args, out, dtype)
         elif kind == "dot":
-            self._dot(args, out, dtype)
+            self._dot(args, out)
         elif kind == "select":
-            self._select(args, out, dtype)
+            self._select(args, out)
         elif kind in ("si_to_fp", "ui_to_fp"):
             exact = args[0].data.astype(np.float64)
             if dtype == "bfloat16":
                 out.data = to_bfloat16(exact)
-            out.shadow = self.ledger.made(where(), operation, dtype, self._values(out), exact, [], None, self._program)
+            self._made(operation, out, exact, [])
         elif kind in _SAME:
             self._bfloat16(kind, operands, out)
             pairs = self._pairs(operands)
-            exact = _SAME[kind](*(s.exact for _, s in pairs))
-            x = self._values(out)
-            out.shadow = self.ledger.made(where(), operation, dtype, x, exact, pairs, None, self._program)
+            self._made(operation, out, _SAME[kind](*(s.exact for _, s in pairs)), pairs)
         elif kind == "gather":
             source, indices, axis = args[0], args[1].data, args[2]
             shadow = self.of(source).moved(lambda z: np.take_along_axis(z, indices, axis=axis))
-            out.shadow = self.ledger.carried(where(), operation, dtype, self._values(out), shadow, self._program)
+            self._carried(operation, out, shadow)
         elif kind in _CHANGES and len(operands) == 2:
             out.shadow = _merged(_CHANGES[kind], *map(self.of, operands))
         elif not operands and not any(type(x) is Handle for x in args):
@@ -184,13 +193,11 @@ class TileDigits:
             out.data = to_bfloat16(x)
             self.digits.note(BFLOAT16)
         narrower = out.dtype.scalar.primitive_bitwidth < source.dtype.scalar.primitive_bitwidth
-        out.shadow = self.ledger.made(
-            self.watch._place(), operation, dtype, self._values(out), self.of(source).exact, [(x, self.of(source))],
-            None, self._program, ROUNDING if narrower else "",
-        )  # fmt: skip
-        out.shadow.missing, out.shadow.absorber = self.of(source).missing, self.of(source).absorber
+        shadow = self.of(source)
+        self._made(operation, out, shadow.exact, [(x, shadow)], kind=ROUNDING if narrower else "")
+        out.shadow.missing, out.shadow.absorber = shadow.missing, shadow.absorber
 
-    def _dot(self, args, out, dtype: str) -> None:
+    def _dot(self, args, out) -> None:
         a, b, d = args[:3]
         x, y, z = (self._values(h) for h in (a, b, d))
         if x is None or y is None or z is None:
@@ -207,13 +214,9 @@ class TileDigits:
         elif x is not a.data or y is not b.data:
             out.data = np.matmul(x, y, dtype=np.float32).astype(z.dtype) + z
             self.digits.note(BFLOAT16)
-        exact = sa.exact @ sb.exact + sd.exact
-        pairs = [(x, sa), (y, sb), (z, sd)]
-        out.shadow = self.ledger.made(
-            self.watch._place(), "dot", dtype, self._values(out), exact, pairs, product, self._program, kind
-        )
+        self._made("dot", out, sa.exact @ sb.exact + sd.exact, [(x, sa), (y, sb), (z, sd)], product, kind)
 
-    def _select(self, args, out, dtype: str) -> None:
+    def _select(self, args, out) -> None:
         condition, one, other = args
         if self._values(one) is None:
             return
@@ -222,7 +225,7 @@ class TileDigits:
         if a.missing is not None or b.missing is not None:
             gone = [0.0 if s.missing is None else s.missing for s in (a, b)]
             shadow.missing, shadow.absorber = np.where(lit, *gone), max(a.absorber, b.absorber)
-        out.shadow = self.ledger.carried(self.watch._place(), "where", dtype, self._values(out), shadow, self._program)
+        self._carried("where", out, shadow)
 
     def compared(self, original, builder, args, out) -> None:
         """Repeat a comparison of floating-point tiles on their shadows; the interpreter compares bfloat16's bits."""
@@ -251,11 +254,7 @@ class TileDigits:
                 turned = np.flip(s.exact, axis) if reduction.reverse else s.exact
                 exact = np.cumsum(turned, axis=axis)
                 exact, how = np.flip(exact, axis) if reduction.reverse else exact, running(axis, reduction.reverse)
-            x = self._values(out)
-            out.shadow = self.ledger.made(
-                where(), operation, self._dtype(out), x, np.asarray(exact).reshape(x.shape), [(values[0], s)], how,
-                self._program,
-            )  # fmt: skip
+            self._made(operation, out, np.asarray(exact).reshape(self._values(out).shape), [(values[0], s)], how)
             return
         floats = [h for h, x in zip(handles, values, strict=True) if x is not None]
         if not floats:
@@ -270,9 +269,7 @@ class TileDigits:
             elif exact is None:
                 self._anew(operation, out, "its function has no float64 form")
             else:
-                out.shadow = self.ledger.made(
-                    where(), operation, self._dtype(out), x, exact[n].reshape(x.shape), pairs, anywhere, self._program
-                )
+                self._made(operation, out, exact[n].reshape(x.shape), pairs, anywhere)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

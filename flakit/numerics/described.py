@@ -310,27 +310,11 @@ def _described(
     constants = dict(constants or {})
     how = (tensors, states, known, constants)
     op = Operator(
-        name=name,
-        label=label or name,
-        forms={"naive": Naive(forward, *how)},
-        reference=ByAutograd(forward, *how),
-        chunked=None,
-        axes=known,
-        tensors=tensors,
-        decay=decay,
-        profile=profile,
-        chunk_sizes=(),
-        scale_exponent=float(plain(scale_exponent)),
-        states=states,
-        outputs=outputs,
-        profiles=profiles,
-        nats=nats,
-        draws=drawn,
-        constants=constants,
-        own_sizes=own,
-        has_scale=takes_all or "scale" in signature,
-        **fields,
-    )
+        name=name, label=label or name, forms={"naive": Naive(forward, *how)}, reference=ByAutograd(forward, *how),
+        chunked=None, chunk_sizes=(), axes=known, tensors=tensors, states=states, outputs=outputs, own_sizes=own,
+        decay=decay, nats=nats, profile=profile, profiles=profiles, draws=drawn, constants=constants,
+        scale_exponent=float(plain(scale_exponent)), has_scale=takes_all or "scale" in signature, **fields,
+    )  # fmt: skip
     return with_kernels(op, kernels or {})
 
 
