@@ -33,9 +33,8 @@ def handed(launches) -> Counter:
 
 def rows(meter: Meter, copy_tb_s: float):
     for case in CASES:
-        if case.form == "chunk" and case.B == 8 and case.dtype == "bfloat16" and case.K <= 128:
-            if case.decay != case.operator.profile:
-                continue
+        as_in_a_model = case.decay == case.operator.profile and case.dtype == "bfloat16"
+        if as_in_a_model and case.form == "chunk" and case.B == 8 and case.K <= 128:
             call = calls(competitors(case, peers=False)[OURS], case, case.inputs(meter.device))["both"]
             call()
             with watched() as launched:
@@ -57,11 +56,9 @@ def _row(op: str, kernel: str, calls: float, ms: float, gb: float, copy_tb_s: fl
 
 def main(path: str) -> None:
     meter = Meter()
-    ceilings = meter.ceilings()
-    meta = recorded.provenance(f"python data/record_kernels.py {path}")
-    recorded.write(
-        path, meta | {"copy_tb_s": round(ceilings["copy_tb_s"], 3)}, list(rows(meter, ceilings["copy_tb_s"]))
-    )
+    copy_tb_s = meter.ceilings()["copy_tb_s"]
+    meta = recorded.provenance(f"python data/record_kernels.py {path}") | {"copy_tb_s": round(copy_tb_s, 3)}
+    recorded.write(path, meta, list(rows(meter, copy_tb_s)))
 
 
 if __name__ == "__main__":

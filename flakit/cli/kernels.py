@@ -163,8 +163,6 @@ def sweep(
 
     flakit sweep my_kernel.py:chunk --like rwkv6 --over decay=-1,-10 --over T=64,100
     """
-    import os
-
     import torch
 
     if ":" in subject and not torch.cuda.is_available():

@@ -113,19 +113,21 @@ def units(
     do, dstate = arriving
     tensors = op.leaves(inputs) | {"o": do} | dict(zip(op.outputs[1:], op.parts(dstate), strict=False))
     draws_of = [{name: moved(x) for name, x in tensors.items()} for _ in range(draws)]
+
+    def truth_at(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        arrives = tensors.pop("o"), op.state([tensors.pop(name) for name in op.outputs[1:] if name in tensors])
+        elsewhere = op.arguments(tensors, {**inputs, "scale": op.scale(inputs)})
+        return truth(op, elsewhere, arriving=arrives, recurrence=False)
+
     if op.chunked is None:
         squares = {name: torch.zeros_like(x) for name, x in values.items()}
         for draw in draws_of:
-            arrives = draw.pop("o"), op.state([draw.pop(name) for name in op.outputs[1:] if name in draw])
-            elsewhere = op.arguments(draw, {**inputs, "scale": op.scale(inputs)})
-            for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
+            for name, x in truth_at(draw).items():
                 squares[name] += ((x - values[name]) / STEP).square().nan_to_num(0.0) / draws
         return {name: x.sqrt() for name, x in squares.items()}
     moved_to = {name: torch.cat([draw[name] for draw in draws_of], _heads(op, name)) for name in tensors}
-    arrives = moved_to.pop("o"), op.state([moved_to.pop(name) for name in op.outputs[1:] if name in tensors])
-    elsewhere = op.arguments(moved_to, {**inputs, "scale": op.scale(inputs)})
     sensitivity = {}
-    for name, x in truth(op, elsewhere, arriving=arrives, recurrence=False).items():
+    for name, x in truth_at(moved_to).items():
         one_each = x.chunk(draws, _heads(op, name if name in op.outputs else name[1:]))
         squared = torch.stack([((y - values[name]) / STEP).square().nan_to_num(0.0) for y in one_each])
         sensitivity[name] = squared.mean(0).sqrt()

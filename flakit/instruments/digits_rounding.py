@@ -211,9 +211,8 @@ class TorchRounding:
         for x in made:
             if x.is_floating_point() and x.numel():
                 dtype = str(x.dtype).removeprefix("torch.")
-                noise = self.record.generator.uniform(-1, 1, tuple(x.shape)) * UNIT.get(dtype, UNIT["float32"])
                 with torch.no_grad():
-                    x.copy_(x.double() * (1 + torch.from_numpy(np.asarray(noise)).to(x.device)))
+                    x.copy_(torch.as_tensor(self.record.moved(x.detach().cpu().double().numpy(), dtype)))
                 self.record.moved_in.add(_start(x))
                 self.record.keep(place(), _WORDS.get(name, name), x.detach().cpu().double().numpy())
 

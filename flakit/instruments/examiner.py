@@ -83,10 +83,6 @@ class Examiner:
         """The float64 truth, at the default scale that the subject has."""
         return truth_of(self.op, setting, device or self.device, self.learnt.power)
 
-    def findings(self, setting: Setting, ran: Ran) -> list[Finding]:
-        """Every tensor of a run against the truth, without excuses."""
-        return findings(self.op, ran, self.truth(setting), setting)
-
     def crash(self, setting: Setting, error: Broken) -> Finding:
         """The finding for a crash. Raises Refused for a backward pass that raises the same at the plainest call."""
         if isinstance(error, BackwardBroken) and str(error) == self.learnt.raising:

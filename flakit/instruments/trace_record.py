@@ -383,16 +383,12 @@ class Trace(Printed):
         lanes: of the first tile, row after row, as runs of [0 finite, 1 infinite or 2 NaN, how many].
         """
         at = {site: i for i, site in enumerate(self.sites)}
-
-        def program(index):
-            return None if index is None else list(index)
-
         data = {
             "sites": [
                 _line(site.place)
                 | {"operation": site.operation, "how": site.how, "into": site.into}
-                | {"program": program(site.first.program), "index": list(site.first.index)}
-                | {"shape": list(site.first.shape), "dtype": site.first.dtype}
+                | {"program": site.first.program, "index": site.first.index}
+                | {"shape": site.first.shape, "dtype": site.first.dtype}
                 | {"nan": site.first.nan, "inf": site.first.inf, "operands": [asdict(x) for x in site.first.operands]}
                 | {"tiles": site.tiles, "programs": len(site.programs), "fate": site.fate}
                 | {"parents": [at[parent] for parent in site.parents if parent in at]}

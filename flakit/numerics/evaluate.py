@@ -122,9 +122,9 @@ def truth(
     recurrence: use the recurrence (True), the chunked form in float64 (False), or choose (None) by length and by
         whether all results are finite.
     """
-    walk = None if recurrence is None else flag("recurrence", recurrence, " or None")
-    drawn = {"grad_seed": grad_seed, "dfinal_state": dfinal_state}
-    return _by_reference(operator(op), inputs, torch.float64, walk, arriving, drawn)
+    op, walk = operator(op), None if recurrence is None else flag("recurrence", recurrence, " or None")
+    arriving = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    return _by_reference(op, inputs, torch.float64, walk, arriving)
 
 
 def recurrence(
@@ -142,24 +142,20 @@ def recurrence(
     a recurrence rounds. Arguments as for `evaluate`.
     """
     op = operator(op)
-    leaves, drawn = op.leaves(inputs), {"grad_seed": grad_seed, "dfinal_state": dfinal_state}
+    leaves = op.leaves(inputs)
     arithmetic = state_dtype(leaves[op.tensors[0]].dtype)
-    results = _by_reference(op, inputs, arithmetic, True, arriving, drawn)
+    arriving = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
+    results = _by_reference(op, inputs, arithmetic, True, arriving)
     stored = {f"d{name}": x.dtype for name, x in leaves.items()} | {"o": leaves[op.tensors[0]].dtype}
     return {name: x.to(stored.get(name, arithmetic)) for name, x in results.items()}
 
 
 def _by_reference(
-    op: Operator,
-    inputs: Mapping[str, Any],
-    dtype: torch.dtype,
-    walk: bool | None,
-    arriving: Arriving | None,
-    drawn: Mapping[str, Any],
+    op: Operator, inputs: Mapping[str, Any], dtype: torch.dtype, walk: bool | None, arriving: Arriving
 ) -> dict[str, Tensor]:
     """Compute outputs and gradients in a dtype by the operator's reference (walk: True), by its chunked form (False),
     or by a suitable one (None)."""
-    do, dstate = _arriving(op, inputs, arriving, **drawn)
+    do, dstate = arriving
     exact = {name: x.detach().to(dtype) for name, x in op.leaves(inputs).items()}
     do, dparts, scale = do.to(dtype), [x.to(dtype) for x in op.parts(dstate)], op.scale(inputs)
 

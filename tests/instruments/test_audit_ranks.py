@@ -15,7 +15,7 @@ import flakit
 from flakit.cases import rounded_chain
 from flakit.instruments import checks, pair, probe_settings
 from flakit.instruments.examiner import Examiner
-from flakit.instruments.finding import Finding
+from flakit.instruments.finding import Finding, findings
 from flakit.instruments.learn import ranks_refusal
 from flakit.instruments.probes import PROBES
 from flakit.instruments.runner import Runner
@@ -50,7 +50,8 @@ def test_the_same_operators_without_a_fault_pass(op, kernel):
 def test_a_chain_is_off_by_its_law():
     x = Examiner(Subject(RWKV7("TF32"), "rwkv7"))
     (setting,) = map(x.resolved, probe_settings.chain(x))
-    off = {found.tensor: found.figure for found in x.findings(setting, x.run(setting))}["final_state"]
+    judged = findings(x.op, x.run(setting), x.truth(setting), setting)
+    off = {found.tensor: found.figure for found in judged}["final_state"]
     x.close()
     assert off == pytest.approx(rounded_chain.law(setting.slices[0] // rounded_chain.CHUNK), rel=0.1)
 
