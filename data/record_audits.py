@@ -73,13 +73,13 @@ def audit_one(subject: str, only: list[str] | None, seconds: float, out: Path) -
 
 def rows_of(subject: str, report: dict) -> list[dict]:
     """One row a probe; the setting in words."""
-    found = []
+    rows = []
     for probe in report["probes"]:
         setting = probe["setting"]
-        said = None if setting is None else ", ".join(f"{name} {value}" for name, value in setting.items())
+        words = None if setting is None else ", ".join(f"{name} {value}" for name, value in setting.items())
         row = {"subject": subject, "probe": probe["probe"], "verdict": probe["verdict"]}
-        found.append(row | {name: probe[name] for name in VALUES} | {"setting": said})
-    return found
+        rows.append(row | {name: probe[name] for name in VALUES} | {"setting": words})
+    return rows
 
 
 def main() -> None:
@@ -113,12 +113,12 @@ def main() -> None:
             subject, report = running[done], done.result()
             if isinstance(report, str):
                 unfinished.append(f"{subject} ({report})")
-                meta["unfinished"], said = ", ".join(unfinished), [report]
+                meta["unfinished"], lines = ", ".join(unfinished), [report]
             else:
                 rows[subject] = rows_of(subject, report)
                 failed = [row for row in rows[subject] if row["verdict"] == "fail"]
-                said = [f"{row['probe']}: {row['words']}" for row in failed] or ["no failure"]
-            print(f"{time.monotonic() - start:4.0f} s  {subject}", *said, sep="\n        ", flush=True)
+                lines = [f"{row['probe']}: {row['words']}" for row in failed] or ["no failure"]
+            print(f"{time.monotonic() - start:4.0f} s  {subject}", *lines, sep="\n        ", flush=True)
             if rows:  # after every operator: a table cut short is still a table
                 recorded.write(out, meta, [row for name in subjects for row in rows.get(name, [])])
     if not rows:

@@ -50,28 +50,28 @@ def main() -> None:
     parser = recorded.script(__doc__, "h200_distributed", quick="small, on two processes of a CPU")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
-    given = parser.parse_args()
-    if not given.quick and torch.cuda.device_count() < 2:
+    options = parser.parse_args()
+    if not options.quick and torch.cuda.device_count() < 2:
         parser.error(f"expected two GPUs, found {torch.cuda.device_count()}")
     begin, logs = time.monotonic(), {}
     for name, (ranks, own) in RUNS.items():
-        if name not in given.only or time.monotonic() - begin > given.seconds:
+        if name not in options.only or time.monotonic() - begin > options.seconds:
             continue
         with TemporaryDirectory() as folder:
-            settings = (SMALL if given.quick else LARGE) | own
+            settings = (SMALL if options.quick else LARGE) | own
             if not name.endswith("killed"):
                 settings |= {"save_every": 999}
             run(Path(folder), ranks, settings, kill_after=settings["steps"] // 2 if name.endswith("killed") else None)
             logs[name] = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
-        print(f"{time.monotonic() - begin:5.0f} s  {name}: {said(logs, name)}", flush=True)
+        print(f"{time.monotonic() - begin:5.0f} s  {name}: {summary(logs, name)}", flush=True)
         meta = recorded.provenance(
             "python data/record_distributed.py",
-            f"{platform.machine()} CPU" if given.quick else None,
-            settings=json.dumps(SMALL if given.quick else LARGE),
-            **{f"run {other}": said(logs, other) for other in logs},
+            f"{platform.machine()} CPU" if options.quick else None,
+            settings=json.dumps(SMALL if options.quick else LARGE),
+            **{f"run {other}": summary(logs, other) for other in logs},
         )
-        recorded.write(given.out, meta, rows(logs))
-    print("wrote", given.out)
+        recorded.write(options.out, meta, rows(logs))
+    print("wrote", options.out)
 
 
 def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> None:
@@ -80,7 +80,7 @@ def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> Non
     words += [f"--{name}" for name, x in settings.items() if x is True] + [f"--out={folder}"]
     many = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     command = [sys.executable, "-m", *many, "flakit.train", *words]
-    with (folder / "said.txt").open("w") as out:
+    with (folder / "output.txt").open("w") as out:
         if kill_after is not None:
             process = subprocess.Popen(command, stdout=out, stderr=out)
             while process.poll() is None and steps_in(folder) < kill_after:
@@ -91,7 +91,7 @@ def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> Non
             process.wait()
             time.sleep(2)  # until their memory is free
         if subprocess.call(command, stdout=out, stderr=out):
-            sys.exit((folder / "said.txt").read_text())
+            sys.exit((folder / "output.txt").read_text())
 
 
 def steps_in(folder: Path) -> int:
@@ -99,13 +99,13 @@ def steps_in(folder: Path) -> int:
     return path.read_text().count('{"kind": "step"') if path.is_file() else 0
 
 
-def taken(log: list[dict]) -> list[dict]:
+def steps(log: list[dict]) -> list[dict]:
     return [x for x in log if x["kind"] == "step"]
 
 
-def said(logs: dict[str, list[dict]], name: str) -> str:
+def summary(logs: dict[str, list[dict]], name: str) -> str:
     """One run in a line: its speed, and how far its curve is from that which it is to be compared with."""
-    own, begins = taken(logs[name]), [x for x in logs[name] if x["kind"] == "begin"]
+    own, begins = steps(logs[name]), [x for x in logs[name] if x["kind"] == "begin"]
     middle = {x: [step[x] for step in own[WARM:]] for x in ("tokens_per_second", "tflops", "matrix_share")}
     words = [f"loss {own[0]['loss']:.4f} to {own[-1]['loss']:.4f}"]
     words += [f"{statistics.median(middle['tokens_per_second']):,.0f} tokens/s"]
@@ -115,7 +115,7 @@ def said(logs: dict[str, list[dict]], name: str) -> str:
         words += [f"{max(x['memory_gib'] for x in own):.1f} GiB"]
     whole = name.removesuffix(", killed")
     if whole != name and whole in logs:
-        same = [x["loss"] for x in own] == [x["loss"] for x in taken(logs[whole])]
+        same = [x["loss"] for x in own] == [x["loss"] for x in steps(logs[whole])]
         words += [f"killed, gone on from {begins[-1]['step']}: {'the same bits' if same else apart(logs, name, whole)}"]
     alone = "1" + name[1:].replace(", ddp", "").replace(", fsdp2", "").replace(", killed", "")
     if alone != name and alone in logs:
@@ -124,7 +124,7 @@ def said(logs: dict[str, list[dict]], name: str) -> str:
 
 
 def apart(logs: dict[str, list[dict]], name: str, other: str) -> str:
-    pairs = zip(taken(logs[name]), taken(logs[other]), strict=True)
+    pairs = zip(steps(logs[name]), steps(logs[other]), strict=True)
     return f"losses at most {max(abs(a['loss'] / b['loss'] - 1) for a, b in pairs):.1e} from those of {other!r}"
 
 
@@ -133,7 +133,7 @@ def rows(logs: dict[str, list[dict]]) -> list[dict]:
     return [
         {"run": name, "step": x["step"], **{each: x[each] for each in names}}
         for name, log in logs.items()
-        for x in taken(log)
+        for x in steps(log)
     ]
 
 

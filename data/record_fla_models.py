@@ -128,7 +128,7 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
         for name in models
         for who in WHO
     }
-    ended, said = {}, start
+    ended, reported = {}, start
     while running and time.monotonic() - start < limit:
         for key, process in list(running.items()):
             if process.poll() is not None:
@@ -136,8 +136,8 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
                 del running[key]
                 outcome = f"failed with {ended[key]}" if ended[key] else "ready"
                 say(f"  {' '.join(key)}: {outcome}")
-        if time.monotonic() - said > 20:
-            said = time.monotonic()
+        if time.monotonic() - reported > 20:
+            reported = time.monotonic()
             say(f"  at it: {', '.join(map(' '.join, running))}")
         time.sleep(0.5)
     for process in running.values():
@@ -224,7 +224,7 @@ def generate(net: nn.Module, tokens: Tensor, size: Size) -> tuple[Tensor, Tensor
 def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[dict]:
     """One row for each of `WHO`: the same weights and tokens, once with its operators and once with ours."""
     net, tokens = new_model(name, size, device, dtype)
-    fresh, found, times = {}, {}, {}
+    fresh, results, times = {}, {}, {}
     for who in WHO:
         with operators_of(who):
             fresh[who] = outcome(net, tokens)
@@ -232,7 +232,7 @@ def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloa
     move(net)
     for who in WHO:
         with operators_of(who):
-            found[who] = outcome(net, tokens) | text(net, tokens, size)
+            results[who] = outcome(net, tokens) | text(net, tokens, size)
         say(f"  {name}: first text with {who}'s operators")
     again = outcome(net, tokens) | text(net, tokens, size)
     for _ in range(size.rounds):  # A B A B: a clock that drifts drifts for both
@@ -242,8 +242,8 @@ def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloa
                     times.setdefault((who, what), []).append(measured)
     for who in WHO:
         first = {f"fresh_{what}": fresh[who][what] for what in ("loss", "grad_norm")}
-        row = {"op": name, "who": who} | first | {what: found[who][what] for what in ("loss", "grad_norm")}
-        row |= alike(found[who], found["fla"] if who == "flakit" else again)
+        row = {"op": name, "who": who} | first | {what: results[who][what] for what in ("loss", "grad_norm")}
+        row |= alike(results[who], results["fla"] if who == "flakit" else again)
         yield row | {what: min(measured) for (whose, what), measured in times.items() if whose == who}
 
 
@@ -254,8 +254,8 @@ def outcome(net: nn.Module, tokens: Tensor) -> dict:
 
 
 def text(net: nn.Module, tokens: Tensor, size: Size) -> dict:
-    made, logits = generate(net, tokens, size)
-    return {"made": made, "logits": logits.float()}
+    tokens_after, logits = generate(net, tokens, size)
+    return {"made": tokens_after, "logits": logits.float()}
 
 
 def difference(got: Tensor, expected: Tensor) -> float:

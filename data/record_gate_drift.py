@@ -116,24 +116,24 @@ def run(n, *, op, kernel, seed, lr, steps, go_on, sizes, window, device, seconds
         torch.cuda.set_device(n % torch.cuda.device_count())
         torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GB * 1e9 / torch.cuda.mem_get_info()[1]))
     how = {"seed": seed, "lr": lr, "device": device, "seconds": seconds, "progress": False, **sizes}
-    model, found = gate_drift.drift(op, kernel, steps=steps, **how)
+    model, drift = gate_drift.drift(op, kernel, steps=steps, **how)
     setting = {"op": op, "kernel": kernel, "seed": seed, "lr": lr}
-    rows = windows(setting | {"reinitialised": False}, found, 0, window)
+    rows = windows(setting | {"reinitialised": False}, drift, 0, window)
     if go_on:
         start = gate_drift.reinitialised(model, gate_drift.PROJECTION[op], op)
-        _, found = gate_drift.drift(op, kernel, steps=steps // 2, start=start, **how)
-        rows += windows(setting | {"reinitialised": True}, found, steps, window)
+        _, drift = gate_drift.drift(op, kernel, steps=steps // 2, start=start, **how)
+        rows += windows(setting | {"reinitialised": True}, drift, steps, window)
     return rows
 
 
-def windows(setting: dict, found: gate_drift.Drift, first: int, window: int) -> list[dict]:
+def windows(setting: dict, drift: gate_drift.Drift, first: int, window: int) -> list[dict]:
     rows = []
-    for n in range(0, len(found.lost), window):
+    for n in range(0, len(drift.lost), window):
         part = slice(n, n + window)
-        losses = [loss for loss in found.run.losses[part] if math.isfinite(loss)]
-        quantiles = found.quantiles[part] or [[math.nan] * 5]
-        row = {"step": first + n, "lost": sum(found.lost[part]) / len(found.lost[part])}
-        row["as_predicted"] = sum(a == b for a, b in zip(found.lost[part], found.predicted[part], strict=False))
+        losses = [loss for loss in drift.run.losses[part] if math.isfinite(loss)]
+        quantiles = drift.quantiles[part] or [[math.nan] * 5]
+        row = {"step": first + n, "lost": sum(drift.lost[part]) / len(drift.lost[part])}
+        row["as_predicted"] = sum(a == b for a, b in zip(drift.lost[part], drift.predicted[part], strict=False))
         row["exponent_median"] = sum(q[2] for q in quantiles) / len(quantiles)
         row["exponent_largest"] = max(q[-1] for q in quantiles)
         row["loss"] = sum(losses) / len(losses) if losses else math.nan
@@ -182,10 +182,10 @@ def text_run(path: Path, quick: bool) -> Path:
 
 def resumed(kernel: str, steps: int) -> list[dict]:
     """The rows of the right kernel from the state before the fatal step of another."""
-    found = text.resume("right", of=kernel, steps=steps)
+    drift = text.resume("right", of=kernel, steps=steps)
     return [
-        {"kernel": "right", "since": kernel, "step": found.first + n, "loss": found.run.losses[n]}
-        | {"grad_norm": found.run.grad_norms[n], "exponent": found.quantiles[n][-1]}
+        {"kernel": "right", "since": kernel, "step": drift.first + n, "loss": drift.run.losses[n]}
+        | {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
         for n in range(steps)
     ]
 
@@ -205,11 +205,11 @@ class TextRun:
             how = {"steps": TEXT_WINDOW, "optimizer": self.optimizer, "progress": False}
             how["warmup"] = text.WARMUP / TEXT_WINDOW if not first else 0.0
             scheme = "none" if self.kernel == "right" else self.kernel
-            found = gate_drift.Drift("rwkv6", self.kernel, first=first)
-            text.train_on(self._batch, self.kernel, self.model, found, scheme=scheme, **how)
-            for n, lost in enumerate(found.lost):
-                row = {"kernel": self.kernel, "since": "", "step": first + n, "loss": found.run.losses[n]}
-                row |= {"grad_norm": found.run.grad_norms[n], "exponent": found.quantiles[n][-1]}
+            drift = gate_drift.Drift("rwkv6", self.kernel, first=first)
+            text.train_on(self._batch, self.kernel, self.model, drift, scheme=scheme, **how)
+            for n, lost in enumerate(drift.lost):
+                row = {"kernel": self.kernel, "since": "", "step": first + n, "loss": drift.run.losses[n]}
+                row |= {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
                 if lost and self.dead is None:
                     self.dead, self.before = first + n, self._states[n]
                 if self.dead is None or first + n < self.dead + AFTER:

@@ -23,12 +23,12 @@ OTHERS = "all others"
 
 def handed(launches) -> Counter:
     """Bytes by kernel: of each launch's tensors, each memory once."""
-    found: Counter = Counter()
+    moved: Counter = Counter()
     for launch in launches:
         if launch.row is None or not launch.row[0].endswith(".dyadic"):
             tensors = {x.data_ptr(): x.numel() * x.element_size() for x in launch.args if isinstance(x, Tensor)}
-            found[launch.kernel.fn.__name__] += sum(tensors.values())
-    return found
+            moved[launch.kernel.fn.__name__] += sum(tensors.values())
+    return moved
 
 
 def rows(meter: Meter, copy_tb_s: float):
@@ -40,11 +40,11 @@ def rows(meter: Meter, copy_tb_s: float):
             with watched() as launched:
                 call()
             moved = handed(launched)
-            found = meter.kernels(call)
-            for kernel in found:
+            kernels = meter.kernels(call)
+            for kernel in kernels:
                 if moved[kernel.kernel]:
                     yield _row(case.op, kernel.kernel, kernel.calls, kernel.ms, 1e-9 * moved[kernel.kernel], copy_tb_s)
-            others = [kernel for kernel in found if not moved[kernel.kernel]]
+            others = [kernel for kernel in kernels if not moved[kernel.kernel]]
             if others:
                 yield _row(case.op, OTHERS, sum(x.calls for x in others), sum(x.ms for x in others), 0.0, copy_tb_s)
 

@@ -36,12 +36,12 @@ def main() -> None:
         plain = {(decay, "ieee") for decay in {0.0, STRONGEST, *STOPS, *OUTPUTS[way]}} - whole
         for decay, products in sorted(plain | whole, reverse=True):
             digits = (decay, products) in whole
-            made = workbench.run(decay, way=way, digits=digits, products=products)
-            kept = digits or decay in OUTPUTS[way]
-            o = np.asarray(made.o, np.float64).reshape(-1).tolist() if kept else []
-            trace = json.dumps(made.trace.to_dict(), separators=(",", ":"))
+            run = workbench.run(decay, way=way, digits=digits, products=products)
+            drawn = digits or decay in OUTPUTS[way]
+            o = np.asarray(run.o, np.float64).reshape(-1).tolist() if drawn else []
+            trace = json.dumps(run.trace.to_dict(), separators=(",", ":"))
             row = {"way": way, "decay": decay, "products": products, "digits": digits, **onsets}
-            rows.append(row | {"error": made.error, "o": o, "trace": trace})
+            rows.append(row | {"error": run.error, "o": o, "trace": trace})
     meta = recorded.provenance(
         "python data/record_workbench.py",
         f"{platform.machine()} CPU, Triton's interpreter",

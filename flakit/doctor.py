@@ -101,27 +101,27 @@ class Diagnosis(JupyterMixin):
 
     def as_json(self) -> str:
         checks = [{**asdict(check), "level": check.level} for check in self.checks]
-        found = {"works": self.works, "versions": self.versions, "findings": list(map(asdict, self.findings))}
-        return json.dumps({**found, "checks": checks}, indent=1)
+        report = {"works": self.works, "versions": self.versions, "findings": list(map(asdict, self.findings))}
+        return json.dumps({**report, "checks": checks}, indent=1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = Table(box=None, pad_edge=False, show_header=False)
+        findings = Table(box=None, pad_edge=False, show_header=False)
         for x in self.findings:
-            found.add_row(_badge(x.level), x.topic, _literal(x.says))
+            findings.add_row(_badge(x.level), x.topic, _literal(x.says))
             if x.cure:
-                found.add_row("", "", f"[bold]-> {_literal(x.cure)}[/]")
-        yield found
-        ran = Table(
+                findings.add_row("", "", f"[bold]-> {_literal(x.cure)}[/]")
+        yield findings
+        checks = Table(
             box=None, pad_edge=False, title="\nOperators, forward and backward, against float64", title_justify="left"
         )
         for heading in ("", "operator", "form", "inputs", "backend", "largest error (relative L2)", "time"):
-            ran.add_column(heading, justify="right" if heading == "time" else "left")
+            checks.add_column(heading, justify="right" if heading == "time" else "left")
         for x in self.checks:
             error = _literal(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
             time = f"{1000 * x.seconds:.0f} ms"
             form = x.form if x.channels is None else f"{x.form}, heads of {x.channels}"
-            ran.add_row(_badge(x.level), OPERATORS[x.operator].label, form, x.dtype, x.backend, error, time)
-        yield ran
+            checks.add_row(_badge(x.level), OPERATORS[x.operator].label, form, x.dtype, x.backend, error, time)
+        yield checks
         if not self.works:
             yield "\n[bold red]Something essential is broken: see BROKEN above.[/]"
 
@@ -346,9 +346,9 @@ def check_operators() -> Iterator[Check]:
 def check_on(backend: str, device: str) -> Iterator[Check]:
     """Every operator and form on a few tokens in float32; on a GPU also in bfloat16, as models have them."""
     for name, op in OPERATORS.items():
-        given = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
+        tensors = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
         for form in op.forms:
-            yield _checked(name, form, backend, device, given)
+            yield _checked(name, form, backend, device, tensors)
     if backend == "triton" and device == "cuda":
         yield from check_16_bits(device)
 
@@ -362,23 +362,23 @@ def check_16_bits(device: str) -> Iterator[Check]:
         for form in op.forms:
             for channels in (64, 80) if form == "chunk" and name != "gsa" else (None,):
                 K = channels or 64
-                given = inputs(op, T=70, H=2, K=K, V=K, dtype=dtype, initial_state=True, device=device)
-                given[op.decay][:, :, 1] = -20.0
-                yield _checked(name, form, "triton", device, given, channels)
+                tensors = inputs(op, T=70, H=2, K=K, V=K, dtype=dtype, initial_state=True, device=device)
+                tensors[op.decay][:, :, 1] = -20.0
+                yield _checked(name, form, "triton", device, tensors, channels)
 
 
-def _checked(name: str, form: str, backend: str, device: str, given: dict, channels: int | None = None) -> Check:
+def _checked(name: str, form: str, backend: str, device: str, tensors: dict, channels: int | None = None) -> Check:
     op = OPERATORS[name]
-    dtype = str(given[op.tensors[0]].dtype).removeprefix("torch.")
+    dtype = str(tensors[op.tensors[0]].dtype).removeprefix("torch.")
     label = f"{backend} on {device}" + ", interpreted" * (backend == "triton" and device == "cpu")
     check = Check(name, form, label, dtype=dtype, channels=channels)
-    exact = truth(op, given, dfinal_state=True)
+    exact = truth(op, tensors, dfinal_state=True)
     start = time.perf_counter()
     try:
-        found = evaluate(op, given, form=form, backend=backend, dfinal_state=True)
+        results = evaluate(op, tensors, form=form, backend=backend, dfinal_state=True)
     except Exception as error:  # whatever it is, it is what the doctor has to tell
         return replace(check, failure=f"{type(error).__name__}: {error}")
-    errors = {tensor: compare(found[tensor], exact[tensor]) for tensor in exact}
+    errors = {tensor: compare(results[tensor], exact[tensor]) for tensor in exact}
     worst = max(errors, key=lambda tensor: errors[tensor].l2)
     check = replace(check, tensor=worst, seconds=time.perf_counter() - start)
     if errors[worst].finite:

@@ -57,29 +57,29 @@ def copy(folder: Path) -> Copied:
     A file that was deleted comes back. What both the learner and flakit changed is put beside theirs, its name ending
     in "(flakit VERSION)".
     """
-    given, now, found = _given(folder), {}, Copied()
+    copied, now, result = _copied_before(folder), {}, Copied()
     for name, content in contents().items():
         place = folder / name
         now[name] = fingerprint(name, content)
         there = fingerprint(name, place.read_bytes()) if place.exists() else None
         if there is None:
             _write(place, content)
-            found.new.append(name)
+            result.new.append(name)
         elif there == now[name]:
             pass
-        elif there == given.get(name):
+        elif there == copied.get(name):
             _write(place, content)
-            found.updated.append(name)
-        elif given.get(name) == now[name]:
-            found.kept.append(name)
+            result.updated.append(name)
+        elif copied.get(name) == now[name]:
+            result.kept.append(name)
         else:
-            found.beside[name] = _put_beside(place, content).relative_to(folder).as_posix()
-    found.gone = [name for name in given if name not in now and (folder / name).exists()]
+            result.beside[name] = _put_beside(place, content).relative_to(folder).as_posix()
+    result.gone = [name for name in copied if name not in now and (folder / name).exists()]
     _write(folder / RECORD, json.dumps({"version": __version__, "files": now}, indent=1).encode())
-    return found
+    return result
 
 
-def _given(folder: Path) -> dict[str, str]:
+def _copied_before(folder: Path) -> dict[str, str]:
     """The fingerprints kept in `folder`; none where they cannot be read, so that every file counts as the learner's."""
     try:
         return dict(json.loads((folder / RECORD).read_bytes())["files"])
@@ -92,7 +92,7 @@ def contents() -> dict[str, bytes]:
     notebooks = carried.folder("notebooks")
     if not (notebooks / FIRST).is_file():
         raise FileNotFoundError(f"the notebooks: expected them in {notebooks}, found none; is flakit installed whole?")
-    found, linked = {}, set()
+    files, linked = {}, set()
     for path in sorted(notebooks.rglob("*")):
         inside = PurePosixPath(path.relative_to(notebooks).as_posix())
         if str(inside) in OWN:
@@ -102,17 +102,17 @@ def contents() -> dict[str, bytes]:
             if path.suffix in (".ipynb", ".md"):
                 content, links = _with_links_inside(content, depth=len(inside.parts) - 1)
                 linked |= links
-            found[str(inside)] = content
+            files[str(inside)] = content
     while linked:
         name = linked.pop()
         room, _, rest = name.partition("/")
         content = (carried.PACKAGE if room == "flakit" else carried.folder(room)).joinpath(rest).read_bytes()
-        found[f"{SOURCE}/{name}"] = content
+        files[f"{SOURCE}/{name}"] = content
         if name.endswith(".md"):
             links = re.findall(r"\]\(([\w./-]+)\)", content.decode())
             beside = {posixpath.normpath(posixpath.join(posixpath.dirname(name), link)) for link in links}
-            linked |= {link for link in beside if f"{SOURCE}/{link}" not in found}
-    return found
+            linked |= {link for link in beside if f"{SOURCE}/{link}" not in files}
+    return files
 
 
 def _with_links_inside(content: bytes, depth: int) -> tuple[bytes, set[str]]:

@@ -29,10 +29,10 @@ def wanted() -> str:
 def here() -> str | None:
     """The version that is installed, with its suffix, where it is the one wanted."""
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
         return None
-    return found if found.partition("+")[0] == wanted() else None
+    return installed if installed.partition("+")[0] == wanted() else None
 
 
 def coming(seconds: float = 60) -> str | None:
@@ -48,8 +48,8 @@ def coming(seconds: float = 60) -> str | None:
     except subprocess.SubprocessError:
         return None
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)  # the one that pip prefers comes first
-    found = [v for v in listed.group(1).split(", ") if v.partition("+")[0] == wanted()] if listed else []
-    return found[0] if found else None
+    builds = [v for v in listed.group(1).split(", ") if v.partition("+")[0] == wanted()] if listed else []
+    return builds[0] if builds else None
 
 
 def announcement(torch: str | None, system: str = sys.platform) -> str:

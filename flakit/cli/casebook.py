@@ -34,29 +34,29 @@ def cases(
     warnings.simplefilter("ignore", RuntimeWarning)  # of the interpreter: infinities are what the cases are about
     console, errors = Console(), Console(stderr=True)
     try:
-        given = _knobs(context.args)
+        knobs = _knobs(context.args)
         if not name or name == "all":
-            if given:
-                raise ValueError(f"{', '.join(given)}: expected the name of one case before its knobs")
+            if knobs:
+                raise ValueError(f"{', '.join(knobs)}: expected the name of one case before its knobs")
             chosen = list(registry.CASES.values())
         else:
             chosen = [registry.find(name)]
-            given = chosen[0].parse(given)
+            knobs = chosen[0].parse(knobs)
         if not name:
             _list_cases(chosen, console, json)
             return
-        found = {}
+        stories = {}
         for case in track(chosen, "measuring", console=errors, transient=True, disable=not errors.is_terminal):
-            found[case.name] = case.at(**given) if given else case.reproduce()
+            stories[case.name] = case.at(**knobs) if knobs else case.reproduce()
             if not json:
-                console.print(_story(case, found[case.name], given))
+                console.print(_story(case, stories[case.name], knobs))
     except ValueError as error:
         errors.print(f"flakit cases: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     if json:
-        tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in found.items()}
-        typer.echo(as_json({"knobs": given, "cases": tables}))
-    failed = [f"{name}: {row.what}" for name, rows in found.items() for row in rows if row.agrees is False]
+        tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in stories.items()}
+        typer.echo(as_json({"knobs": knobs, "cases": tables}))
+    failed = [f"{name}: {row.what}" for name, rows in stories.items() for row in rows if row.agrees is False]
     if failed and not json:
         console.print(f"{len(failed)} not as predicted", style="bold red")
     raise typer.Exit(bool(failed))
@@ -64,7 +64,7 @@ def cases(
 
 def _knobs(words: list[str]) -> dict[str, str]:
     """{"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
-    found, words = {}, list(words)
+    values, words = {}, list(words)
     while words:
         word = words.pop(0)
         knob, has_value, value = word.removeprefix("--").partition("=")
@@ -74,8 +74,8 @@ def _knobs(words: list[str]) -> dict[str, str]:
             if not words or words[0].startswith("--"):
                 raise ValueError(f"{knob}: expected a value, got none")
             value = words.pop(0)
-        found[knob.replace("-", "_")] = value
-    return found
+        values[knob.replace("-", "_")] = value
+    return values
 
 
 def _list_cases(listed, console: Console, json: bool) -> None:
@@ -115,10 +115,10 @@ def _shell(value: object) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _story(case, rows: list, given: dict) -> Group:
+def _story(case, rows: list, knobs: dict) -> Group:
     """A case as it is printed: both stories, then the table."""
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(", ".join(f"{name} = {value}" for name, value in given.items()) or "the story's numbers")
+    table.add_column(", ".join(f"{name} = {value}" for name, value in knobs.items()) or "the story's numbers")
     for heading in ("recorded", "law", "measured", "agree"):
         table.add_column(heading, justify="right")
     marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: ""}
@@ -254,18 +254,18 @@ def headroom(
                 expected = f"one of {known}" if known else f"none, since {file.name} holds one tensor without a name"
                 raise ValueError(f"--layer: expected {expected}, got {odd[0]!r}")
             layers = {name: layers[name] for name in layer} if layer else layers
-            found = measure(layers, op, chunk, block=block, only=only or None, progress=progress)
+            result = measure(layers, op, chunk, block=block, only=only or None, progress=progress)
     except (ValueError, TypeError, OSError) as error:
         errors.print(f"flakit headroom: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
-    breaks = any(m.breaks for m in found.margins if m.dtype in formats.values())
+    breaks = any(m.breaks for m in result.margins if m.dtype in formats.values())
     if json:
-        margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in found.layers.items()}
+        margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in result.layers.items()}
         sizes = {"op": op, "chunk": chunk, "block": block}
-        gates = {name: _gate(gate) for name, gate in found.gates.items()}
+        gates = {name: _gate(gate) for name, gate in result.gates.items()}
         typer.echo(as_json({**sizes, "breaks": breaks, "layers": margins, "gates": gates}))
     else:
-        console.print(_headroom(found, formats))
+        console.print(_headroom(result, formats))
     raise typer.Exit(breaks)
 
 
@@ -276,10 +276,10 @@ def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_
         if tokens is not None:
             raise ValueError(f"--tokens: expected none, since {file.name} holds decays, no checkpoint")
         return decay_files.layers(file), op or "rwkv6"
-    found, layers = decay_checkpoint.decays(weights, tokens)
-    if op not in (None, found):
-        raise ValueError(f"--op: expected {found}, since {file.name} is a checkpoint of it, got {op!r}")
-    return layers, found
+    trained, layers = decay_checkpoint.decays(weights, tokens)
+    if op not in (None, trained):
+        raise ValueError(f"--op: expected {trained}, since {file.name} is a checkpoint of it, got {op!r}")
+    return layers, trained
 
 
 def _margin(m) -> dict:
@@ -293,7 +293,7 @@ def _gate(gate) -> dict:
     return {"dtype": str(gate.dtype).removeprefix("torch."), **numbers}
 
 
-def _headroom(found, formats: dict) -> Group:
+def _headroom(result, formats: dict) -> Group:
     from ..numerics.words import number
 
     table = Table(box=box.SIMPLE_HEAD)
@@ -301,10 +301,10 @@ def _headroom(found, formats: dict) -> Group:
     for head in ("exponent", *formats):
         table.add_column(head, justify="right")
     table.add_column("where the exponent is largest")
-    for kernel in dict.fromkeys(m.kernel for m in found.margins):
-        of = [found.margin(kernel, dtype) for dtype in formats.values()]
+    for kernel in dict.fromkeys(m.kernel for m in result.margins):
+        of = [result.margin(kernel, dtype) for dtype in formats.values()]
         factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else number(m.factor, 3, inf="any") for m in of)
         table.add_row(escape(kernel), f"{of[0].exponent:.4g}", *factors, escape(of[0].place))
-    head = f"{found.op}, chunks of {found.chunk}, blocks of {found.block}. By number format: what all decays can be"
+    head = f"{result.op}, chunks of {result.chunk}, blocks of {result.block}. By number format: what all decays can be"
     head += " multiplied by until it breaks; below 1, red: it breaks on these decays; any: never"
-    return Group(head, table, escape(str(found.gate)))
+    return Group(head, table, escape(str(result.gate)))

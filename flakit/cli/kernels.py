@@ -70,23 +70,23 @@ def audit(
             def progress(name: str, done: int, of: int) -> None:
                 bar.update(task, description=name, completed=done, total=of)
 
-            how = {"only": only or None, "seed": seed, "full": full, "shrink": shrink, "progress": progress}
-            found = run(load(subject, like, adapter), **how)
+            options = {"only": only or None, "seed": seed, "full": full, "shrink": shrink, "progress": progress}
+            report = run(load(subject, like, adapter), **options)
     except (Exception, SystemExit) as error:  # whatever the subject's own module raises: it could not run
         words = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         errors.print(f"flakit audit: {words}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
-    console.print(found)
-    for path, write in ((json, found.write_json), (html, found.write_html), (repros, found.write_repros)):
+    console.print(report)
+    for path, write in ((json, report.write_json), (html, report.write_html), (repros, report.write_repros)):
         if path is not None:
             write(path)
     if show:
         if html is None:
             html = Path(tempfile.mkdtemp()) / "audit.html"
-            found.write_html(html)
+            report.write_html(html)
         opened = webbrowser.open(html.resolve().as_uri())
         errors.print(f"{'opened' if opened else 'no browser was found to open'} {html}", highlight=False)
-    raise typer.Exit(not found.passed)
+    raise typer.Exit(not report.passed)
 
 
 def trace(
@@ -183,36 +183,36 @@ def sweep(
         if law and ":" not in law:
             raise ValueError(f"--law: expected module:function or file.py:function, got {law!r}")
         limit = named_function(law, "--law") if law else None
-        found = module.sweep(
+        result = module.sweep(
             subject, axes, like=like or None, workers=workers, engine=engine, store=store, progress=errors.is_terminal,
             **stays,
         )  # fmt: skip
-        for path, write in ((csv, found.to_csv), (parquet, found.to_parquet)):
+        for path, write in ((csv, result.to_csv), (parquet, result.to_parquet)):
             if path is not None:
                 write(path)
         if json is not None:
-            json.write_text(as_json(found.to_dict()) + "\n", encoding="utf-8")
+            json.write_text(as_json(result.to_dict()) + "\n", encoding="utf-8")
         if picture is not None:
             from ..figures.phase import phase
 
-            picture.write_bytes(phase(found, tensor=tensor or None, law=limit).canvas.png())
+            picture.write_bytes(phase(result, tensor=tensor or None, law=limit).canvas.png())
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         errors.print(f"flakit sweep: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         errors.print(f"stopped; {f'run it again to go on from {store}' if store else 'nothing was kept: --store'}")
         raise typer.Exit(130) from None
-    console.print(_onsets(found))
+    console.print(_onsets(result))
 
 
 def _axes(texts, option: str) -> dict[str, list]:
-    found: dict[str, list] = {}
+    axes: dict[str, list] = {}
     for text in texts:
         name, values = _axis(text, option)
-        if name in found:
+        if name in axes:
             raise ValueError(f"{option}: expected {name} once, got it twice; values of one axis stand behind commas")
-        found[name] = values
-    return found
+        axes[name] = values
+    return axes
 
 
 def _axis(text: str, option: str) -> tuple[str, list]:
@@ -246,28 +246,28 @@ def _axis(text: str, option: str) -> tuple[str, list]:
     return name, [value(word) for word in values.split(",")]
 
 
-def _onsets(found) -> Group:
+def _onsets(result) -> Group:
     """What a sweep says in a few lines: of each tensor, where it is finite and how wrong it is there."""
     import numpy as np
 
     def at(index) -> str:
-        return ", ".join(f"{axis}={cell(of[i])}" for (axis, of), i in zip(found.axes.items(), index, strict=True))
+        return ", ".join(f"{axis}={cell(of[i])}" for (axis, of), i in zip(result.axes.items(), index, strict=True))
 
     table = Table("tensor", "finite in", "first not finite at", "largest error where finite", "at")
-    for name in found.tensors:
-        share, error = found[f"{name}.finite"], found.grids.get(f"{name}.l2")
+    for name in result.tensors:
+        share, error = result[f"{name}.finite"], result.grids.get(f"{name}.l2")
         whole, index = share == 1, next(zip(*(share < 1).nonzero(), strict=True), None)
         most, where = "", ""
         if error is not None and whole.any():
             place = max(zip(*whole.nonzero(), strict=True), key=lambda place: error[place])
             most, where = f"{error[place]:.1e}", at(place)
         table.add_row(name, f"{int(whole.sum())} of {share.size}", "" if index is None else at(index), most, where)
-    for name in found.grids:
+    for name in result.grids:
         if "." not in name:
-            numbers = found[name][found[name] == found[name]]
+            numbers = result[name][result[name] == result[name]]
             table.add_row(name, f"{numbers.min():.4g} … {numbers.max():.4g}" if numbers.size else "", "", "", "")
-    raised = [place for place in np.ndindex(found.raised.shape) if found.raised[place]]
+    raised = [place for place in np.ndindex(result.raised.shape) if result.raised[place]]
     if not raised:
         return Group(table)
-    where = f"raised an error in {len(raised)} of {found.raised.size}, first at {at(raised[0])}"
-    return Group(table, Text(f"{where}: {found.raised[raised[0]]}", style="bold"))
+    where = f"raised an error in {len(raised)} of {result.raised.size}, first at {at(raised[0])}"
+    return Group(table, Text(f"{where}: {result.raised[raised[0]]}", style="bold"))

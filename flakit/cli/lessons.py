@@ -76,20 +76,20 @@ def show_progress(
 
     console = Console(soft_wrap=True)
     if folder is not None and not folder.is_dir():
-        said = f"flakit progress: folder: expected an existing one, got {str(folder)!r}"
-        Console(stderr=True).print(said, style="red", markup=False, highlight=False)
+        message = f"flakit progress: folder: expected an existing one, got {str(folder)!r}"
+        Console(stderr=True).print(message, style="red", markup=False, highlight=False)
         raise typer.Exit(2)
     places = [record.folder(), Path("flakit-notebooks"), Path("notebooks")] if folder is None else [folder]
     place = next((each for each in places if (each / record.FILE).is_file()), places[0])
-    found = progress(place)
-    rows = fingerprints.fingerprint(found.faults) if found.faults else {}
+    state = progress(place)
+    rows = fingerprints.fingerprint(state.faults) if state.faults else {}
     if json:
-        after = found.next and {"lesson": found.next[0].name, "check": found.next[1]}
-        lessons = {lesson.name: lesson.checks for lesson in found.lessons}
+        after = state.next and {"lesson": state.next[0].name, "check": state.next[1]}
+        lessons = {lesson.name: lesson.checks for lesson in state.lessons}
         faults = {name: {tensor: cell._asdict() for tensor, cell in row.cells.items()} for name, row in rows.items()}
         typer.echo(as_json({"folder": str(place.resolve()), "lessons": lessons, "next": after, "faults": faults}))
         return
-    console.print(f"== {(place / record.FILE).resolve()}\n{found}", markup=False, highlight=False)
+    console.print(f"== {(place / record.FILE).resolve()}\n{state}", markup=False, highlight=False)
     if rows:
         table = faults_table()
         for name, cause in fingerprints.CAUSES.items():

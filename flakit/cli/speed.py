@@ -67,28 +67,28 @@ def bench(
             )
         meter, run = Meter(), speed.profile if profile else speed.rows
         options = [("--profile", profile), ("--no-peers", not peers), ("--first-calls", first_calls)]
-        words = ["flakit bench", *(name for name, given in options if given)]
+        words = ["flakit bench", *(name for name, chosen in options if chosen)]
         words += [f"--gates {gates}"] * (gates is not None) + [f'--only "{only}"'] * bool(only)
         words += [f"--json {json}"] * (json is not None)
         meta = recordings.provenance(" ".join(words), **speed.peer_version())
         meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
-        found, said = [], {}
+        rows, messages = [], {}
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             task = bar.add_task("", total=len(cases))
-            how = {"peers": peers, "meter": meter, "say": lambda text: said.setdefault(text)}
-            how |= {"progress": lambda what: bar.update(task, description=what)}
+            arguments = {"peers": peers, "meter": meter, "say": lambda text: messages.setdefault(text)}
+            arguments |= {"progress": lambda what: bar.update(task, description=what)}
             for done, case in enumerate(cases, 1):
-                for row in run([case], **how, **({} if profile else {"first_calls": first_calls})):
-                    found.append(row)
+                for row in run([case], **arguments, **({} if profile else {"first_calls": first_calls})):
+                    rows.append(row)
                     if json is not None:  # after every row: a table cut short is still a table
-                        recordings.write(json, meta, found)
+                        recordings.write(json, meta, rows)
                 bar.update(task, completed=done)
-        for text in said:
+        for text in messages:
             errors.print(text, style="yellow", markup=False, highlight=False)
         if profile:
-            console.print(_kernels(found))
+            console.print(_kernels(rows))
         else:
-            _shown(console, found, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
+            _shown(console, rows, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
     except (ValueError, RuntimeError, OSError) as error:
         errors.print(f"flakit bench: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
@@ -133,11 +133,11 @@ def _times(rows, ceilings, title: str) -> Group:
         heads["first s"] = 7
 
     def line(*cells: str) -> Table:
-        made = Table.grid(padding=(0, 1, 0, 0))
+        grid = Table.grid(padding=(0, 1, 0, 0))
         for n, width in enumerate(heads.values()):
-            made.add_column(width=width, justify="right" if n else "left")
-        made.add_row(*map(escape, cells))
-        return made
+            grid.add_column(width=width, justify="right" if n else "left")
+        grid.add_row(*map(escape, cells))
+        return grid
 
     def value(row, name, digits=".3g"):
         return "" if row.get(name) is None else f"{row[name]:{digits}}"
@@ -199,7 +199,7 @@ def tune(
     from ..ops.common.launch import rows_file
 
     console, errors = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-    found, left_out, path = [], [], out
+    rows, left_out, path = [], [], out
     try:
         writable("--out", out, ".json")
         keys = own.chosen(only)
@@ -210,21 +210,21 @@ def tune(
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             task = bar.add_task("", total=len(keys))
             for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what), left_out.append):
-                found.append(row)
-                own.write(path, device, found, command)
-                bar.update(task, completed=len(found) + len(left_out))
+                rows.append(row)
+                own.write(path, device, rows, command)
+                bar.update(task, completed=len(rows) + len(left_out))
     except (ValueError, RuntimeError, OSError) as error:
-        kept = f"\n{len(found)} rows found before stand in {path}; --only goes on with others" if found else ""
-        errors.print(f"flakit tune: {error}{kept}", style="red", markup=False, highlight=False)
+        note = f"\n{len(rows)} rows found before stand in {path}; --only goes on with others" if rows else ""
+        errors.print(f"flakit tune: {error}{note}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        errors.print(f"stopped; {len(found)} rows stand in {path}" if found else "stopped; no row was found yet")
+        errors.print(f"stopped; {len(rows)} rows stand in {path}" if rows else "stopped; no row was found yet")
         raise typer.Exit(130) from None
     for text in left_out:
         errors.print(text, style="yellow", markup=False, highlight=False)
-    if not found:
+    if not rows:
         raise typer.Exit(2)
-    console.print(_tuned(found))
+    console.print(_tuned(rows))
     where = "" if out is None else f"; flakit takes it from {rows_file(device.capability)}"
     console.print(f"wrote {path}, for GPUs of compute capability {device.capability / 10}{where}", highlight=False)
 

@@ -233,7 +233,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
     if v.probe.name == "anchor-shift" and _with_one_head(x, v):
         case = "anchor"  # a single head cannot read another's anchor
     script = repro(x, v.probe, finding) or repro(x, v.probe, v.finding)  # the smallest may be wrong by too little
-    shown: dict[str, Any] = {"words": finding.words, "finding": finding, "setting": finding.setting.said(x.op)}
+    shown: dict[str, Any] = {"words": finding.words, "finding": finding, "setting": finding.setting.summary(x.op)}
     shown |= {"case": case or None, "law": words, "repro": script}
     return replace(v, **shown, pair=_pair(x, v.finding), smallest=_pair(x, finding))
 
@@ -324,7 +324,7 @@ class _Progress:
         if worst is None:
             words = self.refused[0] if self.refused else "nothing that it asks is supported"
             return Verdict(probe, UNSUPPORTED, words, **fields)
-        fields |= {"finding": worst, "setting": worst.setting.said(self.x.op)}
+        fields |= {"finding": worst, "setting": worst.setting.summary(self.x.op)}
         if worst.fails:
             return Verdict(probe, FAIL, worst.words, **fields)
         words = worst.words
@@ -339,6 +339,6 @@ def _fail_causes(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
     for n, v in enumerate(results):
         control = next((other.control for other in results if other.cause == v.probe.name), None)
         if v.verdict == PASS and control is not None:
-            fields: dict[str, Any] = {"finding": control, "setting": control.setting.said(op), "left_out": 0}
+            fields: dict[str, Any] = {"finding": control, "setting": control.setting.summary(op), "left_out": 0}
             results[n] = replace(v, verdict=FAIL, words=control.words, **fields)
     return results

@@ -152,14 +152,14 @@ class StoredDigits(TileDigits):
         self._operation, self._lines, self._at, self.writers, self.mixed = "store", [], {}, {}, set()
         return super().began()
 
-    def loaded(self, *given) -> None:
+    def loaded(self, *access) -> None:
         self._in_time()
-        super().loaded(*given)
+        super().loaded(*access)
 
-    def added(self, *given) -> None:
+    def added(self, *access) -> None:
         self._in_time()
         self._operation = "atomic"
-        super().added(*given)
+        super().added(*access)
         self._operation = "store"
 
     def _in_time(self) -> None:
@@ -243,9 +243,9 @@ class Comparison:
     memory: the shadows of PyTorch's tensors, to which a compiled kernel writes.
     """
 
-    def __init__(self, found: Trace, tiles: StoredDigits, memory: Memory):
-        assert found.digits is not None  # of a trace with digits
-        self.found, self.digits, self.tiles, self.memory = found, found.digits, tiles, memory
+    def __init__(self, trace: Trace, tiles: StoredDigits, memory: Memory):
+        assert trace.digits is not None  # of a trace with digits
+        self.trace, self.digits, self.tiles, self.memory = trace, trace.digits, tiles, memory
         self.seen = Trace()  # of the interpreted launches
         self._watch = InterpreterWatch(self.seen, {}, private_names(), tiles)
         self._thread: int | None = None
@@ -267,7 +267,7 @@ class Comparison:
     def _launch(self, kernel, args, kwargs, grid, compiled):
         parameters = inspect.signature(kernel.fn).parameters
         kwargs = {name: x for name, x in kwargs.items() if name in parameters}
-        given = [*args, *kwargs.values()]
+        arguments = [*args, *kwargs.values()]
         if callable(grid):
             bound = inspect.signature(kernel.fn).bind_partial(*args, **kwargs)
             bound.apply_defaults()
@@ -275,7 +275,7 @@ class Comparison:
         grid = tuple(int(n) for n in grid)
         count = self._counts.setdefault(kernel.__name__, _Count())
         count.launches, count.of_programs = count.launches + 1, count.of_programs + int(np.prod(grid))
-        leaves = (x.base if is_descriptor(x) else x for x in tree_leaves(given))
+        leaves = (x.base if is_descriptor(x) else x for x in tree_leaves(arguments))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if not self._affordable(kernel, count, tensors):
             out = compiled()
@@ -366,13 +366,13 @@ class Comparison:
                 words = f"{n.compared} of {n.launches} launches, {n.programs} of {n.of_programs} programs"
                 self.digits.note(f"{name}: compared are {words}; the others are not measured")
                 self.digits.partial = True
-        self.found.accesses += [x for x in self.seen.accesses if not x.within]
+        self.trace.accesses += [x for x in self.seen.accesses if not x.within]
 
 
 @contextmanager
-def compare_compiled(found: Trace, tiles: StoredDigits, memory: Memory) -> Iterator[Comparison]:
+def compare_compiled(trace: Trace, tiles: StoredDigits, memory: Memory) -> Iterator[Comparison]:
     """Let an interpreted launch follow every launch of a compiled kernel; see `Comparison`."""
-    comparison, launched = Comparison(found, tiles, memory), JITFunction.run
+    comparison, launched = Comparison(trace, tiles, memory), JITFunction.run
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if warmup or comparison.running():

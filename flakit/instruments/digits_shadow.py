@@ -139,7 +139,7 @@ class Ledger:
         line.saw(before, shadow.error, off, x, shadow.exact, program, UNIT.get(dtype, FLOAT32), exactly=True)
         return shadow
 
-    def made(
+    def computed(
         self,
         where: tuple,
         operation: str,
@@ -164,15 +164,15 @@ class Ledger:
         line.saw(before, error, off, x, exact, program, unit)
         if dtype == "float64" and not before:
             line.unmeasured = "float64 has no wider shadow"
-        made = Shadow(exact, error=error, anew=any(s.anew for _, s in operands))
+        shadow = Shadow(exact, error=error, anew=any(s.anew for _, s in operands))
         summed = operation in ("add", "subtract") and len(operands) == 2
         if summed:
-            self._absorbed(at, line, operation, x, operands, made)
+            self._absorbed(at, line, operation, x, operands, shadow)
         if error == 0:
-            return made
+            return shadow
         bad = off > FOLLOWED * np.abs(exact)
         if not bad.any():
-            return made
+            return shadow
         out = _each(off, exact)
         inherited, gained, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
         with np.errstate(invalid="ignore"):
@@ -181,18 +181,18 @@ class Ledger:
         most = GROWS if kind else np.maximum(gained, 1.0) * GROWS
         # A lane without digits cannot lose any.
         new = bad & ((inherited < 0) | ((gain > most) & (inside < LOST)))
-        made.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
-        made.gains = np.where(new, gain, gained).astype(np.float32)
+        shadow.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
+        shadow.gains = np.where(new, gain, gained).astype(np.float32)
         if new.any():
-            self._blamed(line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, made, program)
-        return made
+            self._blamed(line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, shadow, program)
+        return shadow
 
     def _absorbed(self, at: int, line: Line, operation: str, x, operands: Sequence[Pair], shadow: Shadow) -> None:
         (a, sa), (b, sb) = operands
         sign = -1.0 if operation == "subtract" else 1.0
-        gone = (x == a) & (b != 0) & np.isfinite(x)
-        came = (x == b * np.float32(sign) if sign < 0 else x == b) & (a != 0) & np.isfinite(x)
-        some = bool(gone.any()) or bool(came.any())
+        a_stays = (x == a) & (b != 0) & np.isfinite(x)
+        b_stays = (x == b * np.float32(sign) if sign < 0 else x == b) & (a != 0) & np.isfinite(x)
+        some = bool(a_stays.any()) or bool(b_stays.any())
         if not some and sa.missing is None and sb.missing is None:
             return
         missing = np.zeros(x.shape)
@@ -201,9 +201,9 @@ class Ledger:
                 missing = missing + s * part.missing
                 shadow.absorber = part.absorber if shadow.absorber < 0 else shadow.absorber
         if some:
-            missing = missing + np.where(gone, sign * sb.exact, 0.0) + np.where(came & ~gone, sa.exact, 0.0)
+            missing = missing + np.where(a_stays, sign * sb.exact, 0.0) + np.where(b_stays & ~a_stays, sa.exact, 0.0)
             shadow.absorber = at
-            line.absorbed += int(gone.sum()) + int(came.sum())
+            line.absorbed += int(a_stays.sum()) + int(b_stays.sum())
         shadow.missing = missing
 
     def _blamed(
@@ -216,7 +216,7 @@ class Ledger:
         def worst(lanes):
             return np.unravel_index(int(np.where(lanes, weight, -1.0).argmax()), weight.shape)
 
-        def told(word, lane, lanes):
+        def blame(word, lane, lanes):
             return Blame(
                 word, float(inside[lane]), float(out[lane]), float(gain[lane]), float(x[lane]), float(exact[lane]),
                 tuple(int(i) for i in lane), x.shape, program, int(lanes.sum()), float(weight[lane]),
@@ -226,7 +226,7 @@ class Ledger:
             absorbed = new & (np.abs(shadow.missing) >= 0.5 * off)
             if absorbed.any():
                 shadow.births = np.where(absorbed, shadow.absorber, shadow.births).astype(np.int32)
-                self.digits.lines[shadow.absorber].blame(told(ABSORPTION, worst(absorbed), absorbed))
+                self.digits.lines[shadow.absorber].blame(blame(ABSORPTION, worst(absorbed), absorbed))
                 new = new & ~absorbed
                 if not new.any():
                     return
@@ -243,7 +243,7 @@ class Ledger:
             word = EQUALS if len(operands) == 2 and _equals(exact, terms) else CANCELLATION
         else:
             word = AMPLIFICATION if rising else ACCUMULATION
-        line.blame(told(word, lane, new))
+        line.blame(blame(word, lane, new))
 
 
 def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:

@@ -255,11 +255,11 @@ class TorchDigits:
         else:
             stored = self.memory.new(x)
             stored.of(x).copy_(exact)
-        shadow = self._made(func, name, word, dtype, x, values, _numpy(stored.of(x)), operands, before, place)
+        shadow = self._shadowed(func, name, word, dtype, x, values, _numpy(stored.of(x)), operands, before, place)
         stored.keep(x, shadow)
         stored.used, stored.place, stored.view = False, place()[1], self._view(x)
 
-    def _made(self, func, name, word, dtype, x, values, exact, operands, before, place) -> Shadow:
+    def _shadowed(self, func, name, word, dtype, x, values, exact, operands, before, place) -> Shadow:
         where = place()
         narrower = name in ("_to_copy", "copy") and operands and x.element_size() < operands[-1].element_size()
         if name in _IN_PLACE and not narrower or name in _MOVES and func.namespace == "aten":
@@ -294,7 +294,7 @@ class TorchDigits:
                 word = name
         elif not (name in _LANES and fits):
             how = anywhere
-        return self.ledger.made(where, word, dtype, values, exact, before, how, kind=kind)
+        return self.ledger.computed(where, word, dtype, values, exact, before, how, kind=kind)
 
     _last_args: Sequence = ()
     _alpha: float = 1

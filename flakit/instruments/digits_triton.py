@@ -94,11 +94,13 @@ class TileDigits:
         x = self._values(out)
         out.shadow = self.ledger.carried(self.watch._place(), operation, self._dtype(out), x, shadow, self._program)
 
-    def _made(self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = "") -> None:
+    def _record(
+        self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = ""
+    ) -> None:
         """Give `out` the shadow of what an operation computed."""
         where, x = self.watch._place(), self._values(out)
         dtype = self._dtype(out)
-        out.shadow = self.ledger.made(where, operation, dtype, x, exact, pairs, how, self._program, kind)
+        out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self._program, kind)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -155,11 +157,11 @@ class TileDigits:
             exact = args[0].data.astype(np.float64)
             if dtype == "bfloat16":
                 out.data = to_bfloat16(exact)
-            self._made(operation, out, exact, [])
+            self._record(operation, out, exact, [])
         elif kind in _SAME:
             self._bfloat16(kind, operands, out)
             pairs = self._pairs(operands)
-            self._made(operation, out, _SAME[kind](*(s.exact for _, s in pairs)), pairs)
+            self._record(operation, out, _SAME[kind](*(s.exact for _, s in pairs)), pairs)
         elif kind == "gather":
             source, indices, axis = args[0], args[1].data, args[2]
             shadow = self.of(source).moved(lambda z: np.take_along_axis(z, indices, axis=axis))
@@ -194,7 +196,7 @@ class TileDigits:
             self.digits.note(BFLOAT16)
         narrower = out.dtype.scalar.primitive_bitwidth < source.dtype.scalar.primitive_bitwidth
         shadow = self.of(source)
-        self._made(operation, out, shadow.exact, [(x, shadow)], kind=ROUNDING if narrower else "")
+        self._record(operation, out, shadow.exact, [(x, shadow)], kind=ROUNDING if narrower else "")
         out.shadow.missing, out.shadow.absorber = shadow.missing, shadow.absorber
 
     def _dot(self, args, out) -> None:
@@ -214,7 +216,7 @@ class TileDigits:
         elif x is not a.data or y is not b.data:
             out.data = np.matmul(x, y, dtype=np.float32).astype(z.dtype) + z
             self.digits.note(BFLOAT16)
-        self._made("dot", out, sa.exact @ sb.exact + sd.exact, [(x, sa), (y, sb), (z, sd)], product, kind)
+        self._record("dot", out, sa.exact @ sb.exact + sd.exact, [(x, sa), (y, sb), (z, sd)], product, kind)
 
     def _select(self, args, out) -> None:
         condition, one, other = args
@@ -254,7 +256,7 @@ class TileDigits:
                 turned = np.flip(s.exact, axis) if reduction.reverse else s.exact
                 exact = np.cumsum(turned, axis=axis)
                 exact, how = np.flip(exact, axis) if reduction.reverse else exact, running(axis, reduction.reverse)
-            self._made(operation, out, np.asarray(exact).reshape(self._values(out).shape), [(values[0], s)], how)
+            self._record(operation, out, np.asarray(exact).reshape(self._values(out).shape), [(values[0], s)], how)
             return
         floats = [h for h, x in zip(handles, values, strict=True) if x is not None]
         if not floats:
@@ -269,7 +271,7 @@ class TileDigits:
             elif exact is None:
                 self._anew(operation, out, "its function has no float64 form")
             else:
-                self._made(operation, out, exact[n].reshape(x.shape), pairs, anywhere)
+                self._record(operation, out, exact[n].reshape(x.shape), pairs, anywhere)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -433,7 +435,7 @@ class TileDigits:
                 old.births, old.gains = memory.births.numpy()[element], memory.gains.numpy()[element]
             pairs = [(was, old), (np.broadcast_to(x, lanes.shape)[lanes], mine_shadow)]
             word = "add" if operation == "FADD" else "atomic"
-            shadow = self.ledger.made(
+            shadow = self.ledger.computed(
                 where, word, self._dtype(value), now, elements[element], pairs, None, self._program
             )
             if shadow.births is not None or memory.births is not None:

@@ -86,7 +86,7 @@ class Setting:
     again: bool = False
     seed: int = 0
 
-    def said(self, op: Operator) -> dict:
+    def summary(self, op: Operator) -> dict:
         """The sizes, and every field that differs from the plainest call."""
         plain = {x.name: x.default for x in fields(self)}
         always = {"T", *(axis for axis in op.sizes if axis in plain)}

@@ -61,7 +61,7 @@ def _shadows(result: Trace) -> tuple:
 
 
 @contextmanager
-def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
+def watching(result: Trace, tiles=None, tensors=None) -> Iterator[None]:
     """Record in `found` what runs meanwhile; the observers `tiles` and `tensors` are called for every operation."""
     with ExitStack() as stack:
         memory: dict[int, list[Site]] = {}
@@ -75,16 +75,16 @@ def watching(found: Trace, tiles=None, tensors=None) -> Iterator[None]:
                 )
             from .trace_triton import watch_interpreter
 
-            busy = stack.enter_context(watch_interpreter(found, memory, tiles)).running
+            busy = stack.enter_context(watch_interpreter(result, memory, tiles)).running
         elif has_triton():
             from .trace_compiled_triton import watch_compiled
 
-            busy = stack.enter_context(watch_compiled(found, memory, INSTEAD))
-            if found.digits is not None and torch.cuda.is_available():  # elsewhere it refuses to launch them
+            busy = stack.enter_context(watch_compiled(result, memory, INSTEAD))
+            if result.digits is not None and torch.cuda.is_available():  # elsewhere it refuses to launch them
                 from .digits_compiled_triton import compare_compiled
 
                 # It copies arguments, which is none of the script's operations either.
-                watched, compared = busy, stack.enter_context(compare_compiled(found, tiles, tensors.memory))
+                watched, compared = busy, stack.enter_context(compare_compiled(result, tiles, tensors.memory))
                 busy = lambda: watched() or compared.running()  # noqa: E731
-        stack.enter_context(TorchWatch(found, memory, busy, tensors))
+        stack.enter_context(TorchWatch(result, memory, busy, tensors))
         yield

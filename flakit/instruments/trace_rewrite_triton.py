@@ -188,9 +188,9 @@ def _preceded(visit: Callable) -> Callable[["_Watch", Any], list[ast.stmt]]:
 class _Watch(ast.NodeTransformer):
     """Adds the checks to one function."""
 
-    def __init__(self, kernel: str, function, space: dict, first: int, made: "_Making"):
+    def __init__(self, kernel: str, function, space: dict, first: int, rewriting: "_Rewriting"):
         self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function) or ""
-        self.space, self.first, self.made = space, first, made
+        self.space, self.first, self.rewriting = space, first, rewriting
         self.is_helper = function.__name__ != kernel
         self.own = _not_constant(function)
         self.before: list[ast.stmt] = []
@@ -207,14 +207,15 @@ class _Watch(ast.NodeTransformer):
         return None
 
     def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Add a check and return its number. into: this function's names of the memory; `_Making` adds the kernel's."""
+        """Add a check and return its number. into: this function's names of the memory; `_Rewriting` adds
+        the kernel's."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
-        self.made.checks.append(check)
-        return len(self.made.checks) - 1
+        self.rewriting.checks.append(check)
+        return len(self.rewriting.checks) - 1
 
     def call(self, function: str, *arguments: str, site: int) -> ast.stmt:
-        if site % self.made.part[1] != self.made.part[0]:
+        if site % self.rewriting.part[1] != self.rewriting.part[0]:
             return ast.Pass()
         return ast.parse(f"{function}({', '.join(arguments)}, {SEEN}, {site}, flakit_sites)").body[0]
 
@@ -233,19 +234,19 @@ class _Watch(ast.NodeTransformer):
         function = self.resolve(node.func)
         self.generic_visit(node)
         if type(function).__name__ in ("JITFunction", "InterpretedFunction") and not _of_triton(function):
-            self.made.add(function)
+            self.rewriting.add(function)
             parameters = inspect.signature(function.fn).parameters
             passed = {name: _names(x) for name, x in zip(parameters, node.args, strict=False)}
             passed |= {x.arg: _names(x.value) for x in node.keywords if x.arg}
-            self.made.passed.append((self.name, function.fn.__name__, passed))
-            self.space[_traced(function)] = None  # filled in when all are made
+            self.rewriting.passed.append((self.name, function.fn.__name__, passed))
+            self.space[_traced(function)] = None  # filled in when all are rewritten
             node.func = ast.Name(_traced(function), ast.Load())
             node.args.insert(0, ast.Name(SEEN, ast.Load()))
             return node
         operation = getattr(function, "__name__", "")
         if self.conditional or operation not in _HOISTED or not _of_triton(function):
             return node
-        name = f"flakit_{len(self.made.checks)}"
+        name = f"flakit_{len(self.rewriting.checks)}"
         into = self.base(node.args[0]) if operation == "load" and node.args else ()
         reads = _names(node) if operation != "load" else ()
         site = self.check(node, text, operation, name, reads, into)
@@ -281,7 +282,7 @@ class _Watch(ast.NodeTransformer):
             self.defined[name] = plain
         if isinstance(node.value, ast.Name) and node.value.id.startswith("flakit_"):
             # Nothing but a call that was checked by itself: the two names are one.
-            self.made.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
+            self.rewriting.rename(node.value.id, names[0] if len(names) == 1 else node.value.id)
             return [node]
         return [node, *self.notes(node, text, names, _names(node.value), _calls(node.value))]
 
@@ -305,7 +306,7 @@ class _Watch(ast.NodeTransformer):
         return node
 
     def each(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        return [made for statement in statements for made in _as_list(self.visit(statement))]
+        return [x for statement in statements for x in _as_list(self.visit(statement))]
 
     def visit_AnnAssign(self, node):
         return node  # constants
@@ -329,9 +330,9 @@ class _Watch(ast.NodeTransformer):
             return [node]
         text, value = ast.unparse(node.value), self.visit(node.value)
         if isinstance(value, ast.Name):
-            self.made.rename(value.id, "return")
+            self.rewriting.rename(value.id, "return")
             return [ast.Return(value)]
-        name = f"flakit_{len(self.made.checks)}"
+        name = f"flakit_{len(self.rewriting.checks)}"
         site = self.check(node, text, _operation(value), "return", _names(value), calls=_calls(value))
         assigned = ast.Assign([ast.Name(name, ast.Store())], value, lineno=node.lineno)
         return [assigned, self.call("note", name, site=site), ast.Return(ast.Name(name, ast.Load()))]
@@ -358,7 +359,7 @@ class _Watch(ast.NodeTransformer):
         pointers, value, mask = (passed[key] for key in parameters)
         if value is None or "boundary_check" in passed:
             return [ast.Expr(self.visit(call))]
-        into, site, expression = self.base(pointers), len(self.made.checks), ast.unparse(value)
+        into, site, expression = self.base(pointers), len(self.rewriting.checks), ast.unparse(value)
         reads: tuple[str, ...] = ()
         for n, (key, x) in enumerate(zip(parameters, (pointers, value, mask), strict=True)):
             if x is None:
@@ -381,7 +382,7 @@ class _Watch(ast.NodeTransformer):
 
     def through_descriptor(self, node: ast.Expr, call: ast.Call) -> list[ast.stmt]:
         assert isinstance(call.func, ast.Attribute)  # descriptor.store(offsets, value)
-        text, name = ast.unparse(call), f"flakit_value_{len(self.made.checks)}"
+        text, name = ast.unparse(call), f"flakit_value_{len(self.rewriting.checks)}"
         named = self.visit(call.args[1])
         self.before.append(ast.Assign([ast.Name(name, ast.Store())], named, lineno=node.lineno))
         call.args[1] = ast.Name(name, ast.Load())
@@ -389,7 +390,7 @@ class _Watch(ast.NodeTransformer):
         return [self.call("note", name, site=site), ast.Expr(call)]
 
 
-class _Making:
+class _Rewriting:
     """Rewrites a kernel and the helpers that it calls, with a part of the checks; other changes do not depend on it."""
 
     def __init__(self, kernel, part: Part):
@@ -398,25 +399,25 @@ class _Making:
         self.passed: list = []
         self.parameters = _not_constant(kernel.fn)
         self.kernel = kernel
-        self.made: dict[str, Any] = {}
+        self.functions: dict[str, Any] = {}
         self.spaces: list[dict] = []
         self.sources: list = []
         self.add(kernel)
         for i, check in enumerate(self.checks):
-            names = (x for name in check.into for x in self.given(name, check.function))
+            names = (x for name in check.into for x in self.arguments_of(name, check.function))
             self.checks[i] = replace(check, into=" or ".join(dict.fromkeys(names)))
         for space in self.spaces:
             space["flakit_sites"] = tl.constexpr(len(self.checks))
-            space.update({name: made for name, made in self.made.items() if name in space})
+            space.update({name: function for name, function in self.functions.items() if name in space})
 
-    def given(self, name: str, function: str, depth: int = 8) -> list[str]:
+    def arguments_of(self, name: str, function: str, depth: int = 8) -> list[str]:
         """The kernel's arguments that callers pass to a function under a name."""
         if function == self.kernel.fn.__name__:
             return [name] if name in self.parameters else []
-        calls = [given.get(name, ()) for _, helper, given in self.passed if helper == function]
+        calls = [passed.get(name, ()) for _, helper, passed in self.passed if helper == function]
         callers = [caller for caller, helper, _ in self.passed if helper == function]
         pairs = [(x, caller) for names, caller in zip(calls, callers, strict=True) for x in names]
-        return [y for x, caller in pairs for y in (self.given(x, caller, depth - 1) if depth else ())]
+        return [y for x, caller in pairs for y in (self.arguments_of(x, caller, depth - 1) if depth else ())]
 
     def rename(self, old: str, new: str) -> None:
         """Attribute a check of a generated name to the name to which it is assigned."""
@@ -426,9 +427,9 @@ class _Making:
 
     def add(self, kernel) -> None:
         name = _traced(kernel)
-        if name in self.made:
+        if name in self.functions:
             return
-        self.made[name] = None
+        self.functions[name] = None
         function = kernel.fn
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -451,7 +452,7 @@ class _Making:
             names = [p.name for p in kernel.params if p.do_not_specialize]
             aligned = [p.name for p in kernel.params if p.do_not_specialize_on_alignment]
             options = {"do_not_specialize": names, "do_not_specialize_on_alignment": aligned}
-        self.made[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
+        self.functions[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
         self.spaces.append(space)
         self.sources.append(text)
 
@@ -463,9 +464,9 @@ def rewritten(kernel) -> Rewritten:
 
 @lru_cache(maxsize=1024)
 def _rewritten(kernel, part: Part) -> Rewritten:
-    rewriting = _Making(kernel, part)
+    rewriting = _Rewriting(kernel, part)
     return Rewritten(
-        kernel, rewriting.made[_traced(kernel)], rewriting.checks, "\n\n".join(rewriting.sources), rewriting.passed
+        kernel, rewriting.functions[_traced(kernel)], rewriting.checks, "\n\n".join(rewriting.sources), rewriting.passed
     )
 
 

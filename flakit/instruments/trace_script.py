@@ -42,50 +42,50 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
 
     from rich.console import Console
 
     from .trace import trace
 
-    sys.path[0] = os.getcwd() if asked.module else str(Path(asked.script).resolve().parent)
-    with trace(digits=asked.digits) as result:
-        ended = _ran(asked)
-    if asked.rounds and ended is None and result.ran and result.digits is not None:
+    sys.path[0] = os.getcwd() if args.module else str(Path(args.script).resolve().parent)
+    with trace(digits=args.digits) as result:
+        ended = _run(args)
+    if args.rounds and ended is None and result.ran and result.digits is not None:
         from .digits_rounding import Rounds
 
-        result.digits.rounds = Rounds.of(lambda: _ran(asked), asked.rounds)
+        result.digits.rounds = Rounds.of(lambda: _run(args), args.rounds)
     Console().print(result)
-    if asked.json:
-        asked.json.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
-    if asked.picture and result.digits is not None and result.first is None and result.digits.lines:
-        asked.picture.write_bytes(result.digits.picture().png())
-    elif asked.picture and result.first is not None:
-        asked.picture.write_bytes(result.picture().png())
+    if args.json:
+        args.json.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
+    if args.picture and result.digits is not None and result.first is None and result.digits.lines:
+        args.picture.write_bytes(result.digits.picture().png())
+    elif args.picture and result.first is not None:
+        args.picture.write_bytes(result.picture().png())
     if ended is not None:
-        print(f"flakit trace: {asked.script} did not come to its end: {ended}", file=sys.stderr)
+        print(f"flakit trace: {args.script} did not come to its end: {ended}", file=sys.stderr)
         return COULD_NOT_RUN
     if not result.ran:
         return COULD_NOT_RUN
     return FINITE if result.finite and (result.digits is None or result.digits.accurate) else FOUND
 
 
-def _ran(asked: argparse.Namespace) -> str | None:
+def _run(args: argparse.Namespace) -> str | None:
     """Run the script; return how it ended, None if it reached its end."""
-    sys.argv = [asked.script, *asked.arguments]
+    sys.argv = [args.script, *args.arguments]
     try:
-        if asked.module:
-            runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+        if args.module:
+            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(asked.script, run_name="__main__")
+            runpy.run_path(args.script, run_name="__main__")
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             return f"it left with {getattr(leaving.code, 'value', leaving.code)!r}"
     except BaseException as error:
         frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename != asked.script:
+        while frame is not None and frame.tb_frame.f_code.co_filename != args.script:
             frame = frame.tb_next
-        in_it = isinstance(error, SyntaxError) and error.filename == asked.script
+        in_it = isinstance(error, SyntaxError) and error.filename == args.script
         traceback.print_exception(type(error), error, None if in_it else frame or error.__traceback__)
         return f"{type(error).__name__}"
     return None
