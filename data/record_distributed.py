@@ -41,9 +41,9 @@ RUNS = {
     "1, compiled": (1, {"accumulation": 2, "compile": True, "watch_every": 0}),
     "2, ddp, compiled": (2, {"compile": True, "watch_every": 0}),
 }
-"""By name: how many ranks, and what is their own. What compares is the whole step: 16 sequences, 8 at once on a GPU."""
+"""By name: the number of ranks and their own settings. A step has 16 sequences in all runs, 8 at once on a GPU."""
 WARM = 5
-"""Steps that a run's speed leaves out: kernels are compiled in the first, and memory is found."""
+"""First steps that the speed of a run excludes: they compile kernels and allocate memory."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> None:
-    """Train there; killed once the log has so many steps, and then gone on with."""
+    """Train in a folder; with kill_after, kill the run once its log has that many steps, and resume it."""
     words = [f"--{name.replace('_', '-')}={x}" for name, x in settings.items() if x is not True]
     words += [f"--{name}" for name, x in settings.items() if x is True] + [f"--out={folder}"]
     many = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
@@ -104,7 +104,7 @@ def steps(log: list[dict]) -> list[dict]:
 
 
 def summary(logs: dict[str, list[dict]], name: str) -> str:
-    """One run in a line: its speed, and how far its curve is from that which it is to be compared with."""
+    """Describe a run in a line: its speed, and the distance of its loss curve from that of its counterpart."""
     own, begins = steps(logs[name]), [x for x in logs[name] if x["kind"] == "begin"]
     middle = {x: [step[x] for step in own[WARM:]] for x in ("tokens_per_second", "tflops", "matrix_share")}
     words = [f"loss {own[0]['loss']:.4f} to {own[-1]['loss']:.4f}"]

@@ -38,7 +38,7 @@ PARTS = ("training", "generation")
 WHO = ("fla", "flakit")
 BEGAN = time.monotonic()
 REP = 10
-"""Milliseconds that a choice of its tuning is measured for, in place of Triton's 100."""
+"""Milliseconds for which each candidate of its autotuning is measured, instead of Triton's 100."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def quiet() -> None:
 
 
 def tune_all(models: list[str], limit: float, quick: bool) -> str:
-    """Everything that will be timed, once, in parallel processes. Says for the record which of them ended in time."""
+    """Run everything that will be timed once, in parallel processes; describe for the record which ended in time."""
     start, env = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
     running = {
         (name, part, who): subprocess.Popen(
@@ -150,7 +150,7 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
 
 
 def tune(name: str, part: str, who: str, size: Size) -> None:
-    """Run one part of what will be timed; ours only compiles."""
+    """Run one part of what will be timed; flakit's operators only compile."""
     net, tokens = new_model(name, size, "cuda")
     with operators_of(who):
         train_step(net, tokens) if part == "training" else generate(net, tokens, size)
@@ -158,7 +158,7 @@ def tune(name: str, part: str, who: str, size: Size) -> None:
 
 
 def take_turns(lock: str) -> None:
-    """Kernels compile side by side, but one process at a time measures how fast one is, for less long than usual."""
+    """Let kernels compile in parallel, but one process at a time measure them, for a shorter time than usual."""
     import triton.testing
 
     alone = triton.testing.do_bench
@@ -196,14 +196,14 @@ def new_model(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfl
 
 @torch.no_grad()
 def move(net: nn.Module) -> None:
-    """As if it had been trained a little: every part of it counts."""
+    """Perturb all parameters, as a little training would: every part then contributes."""
     torch.manual_seed(1)
     for parameter in net.parameters():
         parameter += NOISE * torch.randn(parameter.shape).to(parameter)
 
 
 def train_step(net: nn.Module, tokens: Tensor) -> Tensor:
-    """Its loss; the gradients are those of this step alone."""
+    """Return the loss of one step, whose gradients replace earlier ones."""
     net.train()
     net.zero_grad(set_to_none=True)
     loss = net(tokens, labels=tokens).loss
@@ -212,7 +212,7 @@ def train_step(net: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def generate(net: nn.Module, tokens: Tensor, size: Size) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens after each prompt, [B, new], and the logits they were taken from, [B, new, vocabulary]."""
+    """Return the most likely tokens after each prompt, [B, new], and their logits, [B, new, vocabulary]."""
     net.eval()
     prompt = tokens[:, : size.prompt]
     how = {"max_new_tokens": size.new, "min_new_tokens": size.new, "do_sample": False, "use_cache": True}
@@ -264,7 +264,7 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 
 def alike(got: dict, original: dict) -> dict:
-    """How far apart the gradients are, and the logits as long as what they follow is the same; tokens that agree."""
+    """Compare gradients, logits after equal tokens, and tokens: relative differences and counts."""
     same = got["made"] == original["made"]
     follow_same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1).cumprod(1).bool()
     return {

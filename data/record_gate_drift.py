@@ -33,9 +33,9 @@ SLOWER, SLOWER_STEPS = 4, 6000
 LONG = {"dim": 128, "tokens": 3000}
 LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
 TEXT_STEPS, TEXT_WINDOW = 1200, 20
-"""Of the run that dies: how long the right kernel trains, and after how many steps is looked whether one was fatal."""
+"""Of the run that dies: steps of the right kernel, and after how many steps each run is checked for a fatal one."""
 AFTER, RESUMED, RESUMED_LATER = 2, 120, 40
-"""Steps kept of a dead run, from the fatal one on; steps whose text is kept from the first death on, and others."""
+"""Recorded steps of a dead run from the fatal one on; steps whose text is stored after the first and later deaths."""
 LIMIT_GB = 8
 """Of a GPU's memory, for each run: one that needs more fails by itself and leaves others theirs."""
 
@@ -181,7 +181,7 @@ def text_run(path: Path, quick: bool) -> Path:
 
 
 def resumed(kernel: str, steps: int) -> list[dict]:
-    """The rows of the right kernel from the state before the fatal step of another."""
+    """Return the rows of the right kernel, resumed from the state before another's fatal step."""
     drift = text.resume("right", of=kernel, steps=steps)
     return [
         {"kernel": "right", "since": kernel, "step": drift.first + n, "loss": drift.run.losses[n]}
@@ -199,7 +199,7 @@ class TextRun:
         self.rows, self.pieces, self._states, self._library = [], [], [], text.library()
 
     def train(self, steps: int) -> None:
-        """Until that many steps, or a few beyond the fatal one."""
+        """Train for that many steps, or until a few steps after the fatal one."""
         while len(self.rows) < (steps if self.dead is None else self.dead + AFTER):
             first, self._states = len(self.rows), []
             how = {"steps": TEXT_WINDOW, "optimizer": self.optimizer, "progress": False}

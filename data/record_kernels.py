@@ -18,7 +18,7 @@ from flakit.bench.speed import CASES, OURS, calls, competitors
 from flakit.numerics import recorded
 
 OTHERS = "all others"
-"""Launches that find nothing to do, and what PyTorch launches."""
+"""Launches without work, and those of PyTorch."""
 
 
 def handed(launches) -> Counter:

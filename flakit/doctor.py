@@ -96,7 +96,7 @@ class Diagnosis(JupyterMixin):
 
     @property
     def works(self) -> bool:
-        """Nothing essential is broken."""
+        """Whether nothing essential is broken."""
         return all(x.level != BROKEN for x in self.findings + self.checks)
 
     def as_json(self) -> str:
@@ -126,7 +126,7 @@ class Diagnosis(JupyterMixin):
             yield "\n[bold red]Something essential is broken: see BROKEN above.[/]"
 
     def _repr_mimebundle_(self, include, exclude, **kwargs) -> dict[str, str]:
-        """In a notebook one line, which unfolds; open where there is something to do."""
+        """Return HTML of one line that unfolds; unfolded if there is something to do."""
         shown = super()._repr_mimebundle_(include, exclude, **kwargs)
         if "text/html" in shown:
             todo = sum(x.level in (WARNING, BROKEN) for x in self.findings + self.checks)
@@ -147,7 +147,7 @@ def _literal(text: str) -> str:
 
 
 def examine() -> Diagnosis:
-    """Look at everything; takes some seconds, most of them running the kernels."""
+    """Examine this machine; takes some seconds, most of them to run the kernels."""
     versions = installed()
     devices = chips() if versions["triton"] and torch.cuda.is_available() else []
     findings = (
@@ -176,7 +176,7 @@ def python_and_packages(versions: Mapping[str, str | None]) -> Iterator[Finding]
 
 
 def build_of_torch(version: str, cuda: str | None, gpu: bool) -> Finding:
-    """A CUDA build does its work on a machine without a GPU, but takes several times the room."""
+    """Report PyTorch's build: one for CUDA works without a GPU, but takes several times the disk space."""
     if not cuda or gpu:
         return Finding("torch", OK, version)
     says = f"{version}, a build for CUDA {cuda}, and no GPU that it can use: it works, but takes {LARGE} on disk"
@@ -186,7 +186,7 @@ def build_of_torch(version: str, cuda: str | None, gpu: bool) -> Finding:
 
 
 def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -> Iterator[Finding]:
-    """Versions that do not fit each other, each with its cure."""
+    """Report versions that do not work together, each with a cure."""
     torch_, triton, numpy, widgets = (versions.get(name) for name in ("torch", "triton", "numpy", "ipywidgets"))
     if triton is None and system == "linux":
         yield Finding("triton", WARNING, "missing, so no kernel can run", _pip_install("triton"))
@@ -202,7 +202,7 @@ def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -
 
 
 def _pip_install(what: str) -> str:
-    """The command, with the tested versions where their list is there."""
+    """Return the pip command, with the tested versions if their list is available."""
     return f"pip install {'-c constraints.txt ' * carried.IN_CHECKOUT}{what}"
 
 
@@ -233,7 +233,7 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
 
 
 def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Finding]:
-    """GPUs for which this Triton is known to compile kernels like flakit's wrongly, or not known not to."""
+    """Report GPUs for which this Triton compiles kernels like flakit's wrongly, or may do so."""
     capabilities, first, last = CHAINED_WRONG
     for device in devices:
         if device.capability in capabilities and triton:
@@ -248,7 +248,7 @@ def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Fi
 
 
 def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:
-    """Which rows of the launch table each kind of GPU gets, and whether they ever ran on one like it."""
+    """Report which rows of the launch table each kind of GPU uses, and whether they ever ran on such a GPU."""
     for device in devices:
         place = rows_file(device.capability)
         try:
@@ -276,7 +276,7 @@ def _rows_of(device: Chip, several: str, place: Path, meta: Mapping, tuned: Mapp
 
 
 def _seen(device: Chip) -> str:
-    """How far the built-in rows were tried for a chip."""
+    """Describe how far the built-in rows were tested on a chip."""
     if device.capability in RUN_ON:
         return f"found and run on {RUN_ON[device.capability]} (sm_{device.capability})"
     only = f"found on {' and '.join(RUN_ON.values())}"
@@ -288,7 +288,7 @@ def _seen(device: Chip) -> str:
 
 
 def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
-    """JupyterLab, the kernel and the widgets: in one environment, or sliders say "model not found"."""
+    """Check that JupyterLab, the kernel and the widgets share an environment; else sliders say "model not found"."""
     needed = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "pillow")
     missing = [name for name in needed if not versions[name]]
     if missing:
@@ -314,7 +314,7 @@ def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
 
 
 def serving_python() -> Path | None:
-    """Inside a kernel: the folder of the Python that runs JupyterLab, where that can be told."""
+    """Return the folder of the Python that runs JupyterLab, from inside a kernel; None if unknown."""
     if "JPY_PARENT_PID" not in os.environ:
         return None
     import psutil  # comes with ipykernel
@@ -328,7 +328,7 @@ def serving_python() -> Path | None:
 
 
 def check_operators() -> Iterator[Check]:
-    """Each operator and form on each backend, in the order reference, torch, triton; one Check at a time."""
+    """Run each operator and form on each backend, in the order reference, torch, triton; yields a Check each."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     yield from check_on("reference", "cpu")
     for device in devices:
@@ -344,7 +344,7 @@ def check_operators() -> Iterator[Check]:
 
 
 def check_on(backend: str, device: str) -> Iterator[Check]:
-    """Every operator and form on a few tokens in float32; on a GPU also in bfloat16, as models have them."""
+    """Run every operator and form on a few tokens in float32; on a GPU also in bfloat16, as models use them."""
     for name, op in OPERATORS.items():
         tensors = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
         for form in op.forms:
@@ -376,7 +376,7 @@ def _checked(name: str, form: str, backend: str, device: str, tensors: dict, cha
     start = time.perf_counter()
     try:
         results = evaluate(op, tensors, form=form, backend=backend, dfinal_state=True)
-    except Exception as error:  # whatever it is, it is what the doctor has to tell
+    except Exception as error:  # any error is a result of the check
         return replace(check, failure=f"{type(error).__name__}: {error}")
     errors = {tensor: compare(results[tensor], exact[tensor]) for tensor in exact}
     worst = max(errors, key=lambda tensor: errors[tensor].l2)
@@ -387,7 +387,7 @@ def _checked(name: str, form: str, backend: str, device: str, tensors: dict, cha
 
 
 def _interpreted_elsewhere() -> Iterator[Check]:
-    """The interpreter has to be on before Python starts, so it gets a process of its own."""
+    """Run the interpreted kernels in a separate process: the interpreter must be enabled before Python starts."""
     command, env = "from flakit import doctor; doctor._print_interpreted()", {**os.environ, "TRITON_INTERPRET": "1"}
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", command], env=env, **streams)

@@ -80,7 +80,7 @@ def copy(folder: Path) -> Copied:
 
 
 def _copied_before(folder: Path) -> dict[str, str]:
-    """The fingerprints kept in `folder`; none where they cannot be read, so that every file counts as the learner's."""
+    """Return the fingerprints recorded in `folder`; none if unreadable, so that every file counts as the learner's."""
     try:
         return dict(json.loads((folder / RECORD).read_bytes())["files"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -88,7 +88,7 @@ def _copied_before(folder: Path) -> dict[str, str]:
 
 
 def contents() -> dict[str, bytes]:
-    """What belongs into a folder of one's own, by its path there."""
+    """Return the content of a folder of one's own, by path."""
     notebooks = carried.folder("notebooks")
     if not (notebooks / FIRST).is_file():
         raise FileNotFoundError(f"the notebooks: expected them in {notebooks}, found none; is flakit installed whole?")
@@ -149,7 +149,7 @@ def _put_beside(place: Path, content: bytes) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing: what is stopped half-way must not look like somebody's change."""
+    """Write a file atomically: a half-written one would look like the learner's change."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)

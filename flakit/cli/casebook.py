@@ -63,7 +63,7 @@ def cases(
 
 
 def _knobs(words: list[str]) -> dict[str, str]:
-    """{"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
+    """Parse knobs: {"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
     values, words = {}, list(words)
     while words:
         word = words.pop(0)
@@ -116,7 +116,7 @@ def _shell(value: object) -> str:
 
 
 def _story(case, rows: list, knobs: dict) -> Group:
-    """A case as it is printed: both stories, then the table."""
+    """Return a case as it is printed: both stories, then the table."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(", ".join(f"{name} = {value}" for name, value in knobs.items()) or "the story's numbers")
     for heading in ("recorded", "law", "measured", "agree"):
@@ -270,7 +270,7 @@ def headroom(
 
 
 def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_checkpoint) -> tuple[dict, str]:
-    """By layer, and what they are for."""
+    """Return the decays by layer, and the operator that they belong to."""
     weights = decay_checkpoint.load(file)
     if weights is None:
         if tokens is not None:

@@ -1,4 +1,4 @@
-"""What several commands use."""
+"""Helpers of several commands: JSON, cells of tables, and checks of files to write."""
 
 import json as json_module
 import os
@@ -18,7 +18,7 @@ def cell(x: object) -> str:
 
 
 def writable(option: str, path: Path | None, ending: str = "") -> None:
-    """Said before anything takes long."""
+    """Raise ValueError if a file cannot be written, before anything takes long."""
     if path is None:
         return
     if path.is_dir():
@@ -32,7 +32,7 @@ def writable(option: str, path: Path | None, ending: str = "") -> None:
 
 
 def writable_folder(option: str, path: Path | None) -> None:
-    """Made before anything takes long."""
+    """Make a folder before anything takes long. Raises ValueError if that fails."""
     try:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything f
 
 
 def _diagnosed():
-    """What the doctor finds, printed."""
+    """Examine this machine, print the diagnosis and return it."""
     from ..doctor import examine
 
     console = Console()

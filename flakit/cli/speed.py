@@ -95,7 +95,7 @@ def bench(
 
 
 def _of_gates(path: Path, first_calls: bool) -> list:
-    """Cases with the decays of a file."""
+    """Return benchmark cases with the decays of a file."""
     import torch
 
     from ..bench.speed import of_gates
@@ -112,7 +112,7 @@ def _of_gates(path: Path, first_calls: bool) -> list:
 
 
 def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:
-    """Rows of `flakit bench` as a table, and as a picture where one is asked for."""
+    """Print rows of `flakit bench` as a table, and write the picture if requested."""
     ceilings = {name: meta[name] for name in ("copy_tb_s", "tflops") if name in meta}
     known = len(ceilings) == 2
     if picture is not None and not known:
@@ -125,7 +125,7 @@ def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> No
 
 
 def _times(rows, ceilings, title: str) -> Group:
-    """A line for each case, and one below it for each that was timed."""
+    """Return a line for each case, and below it one for each implementation."""
     from ..numerics.work import in_short, work
 
     heads = {"": 17, "forward ms": 7, "both ms": 6, "20–80%": 11, "× floor": 5, "host ms": 6, "GiB": 5, "error": 7}
@@ -166,7 +166,7 @@ def _case(row) -> str:
 
 
 def _kernels(rows) -> Group:
-    """What `flakit bench --profile` found: a table for each call."""
+    """Return the rows of `flakit bench --profile`: a table for each call."""
     calls: dict = {}
     for row in rows:
         calls.setdefault((_case(row), row["who"], row["what"]), []).append(row)
