@@ -135,13 +135,12 @@ class AuditPanel(Panel):
         failed = [v for v in self._verdicts.values() if v.verdict == FAIL]
         first = sorted(failed, key=lambda v: (bool(v.cause), v.smallest is None))
         names = [v.probe.name for v in failed] or [NONE]
-        knob, was_held, self._held = self.knobs["failure"], self._held, True
+        knob = self.knobs["failure"]
         chosen = knob.value if self._picked and knob.value in names else first[0].probe.name if first else NONE
-        if list(knobs.stops_of(knob)) != names:
-            knob.options = knobs.labelled({name: name for name in names})
-        knob.value = chosen
-        self._start["failure"] = chosen
-        self._held = was_held
+        with self.held():
+            if knobs.stops_of(knob) != names:
+                knob.options = knobs.labelled({name: name for name in names})
+            knob.value = self._start["failure"] = chosen
         self.redraw()
 
     def _tell(self, pause: float = 0.0) -> None:

@@ -1,16 +1,16 @@
-"""What every panel is: knobs, a readout in words, a picture, and presets, pin, reset and "copy as Python".
+"""The base of every panel: knobs, a readout in words, a picture, and presets, pin, reset and "copy as Python".
 
-A panel derives from `Panel`, hands its knobs to `__init__`, and defines four methods:
+A panel derives from `Panel`, passes its knobs to `__init__`, and defines four methods:
 
     compute(**setting)          the numbers, from numerics or cases
-    draw(result, **setting)     update the persistent figure and leave its canvas in `self.canvas`
+    draw(result, **setting)     update the persistent figure and assign its canvas to `self.canvas`
     describe(result, **setting) the readout: what the picture shows, in sentences
-    script(**setting)           Python that remakes the numbers with flakit alone
+    script(**setting)           Python that recomputes the numbers with flakit alone
 
 and, where cells of its picture can be pointed at, `arithmetic(result, cell, **setting)`. A setting is a dict of every
-knob's value, so these take the knobs' names as arguments. Anything they raise is shown in the readout. Work of more
-than a moment belongs in a `ButtonRun`. The words of a panel stand in one table of its module, WORDS, and come out in
-the language that the panel was made in, whatever others speak: these methods may be called from anywhere.
+knob's value, so these take the knobs' names as arguments. The readout shows any error they raise. Work of more than a
+moment belongs in a `ButtonRun`. A panel's words stand in its module's table WORDS. These methods use the
+language in which the panel was created, from wherever they are called.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ import html
 import json
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import ipywidgets as widgets
 
@@ -63,50 +65,22 @@ WORDS = Words() | {
 }
 
 DEBOUNCE = 0.06
-"""Seconds. A redraw that takes longer waits this long after the one before it, then jumps to the newest value."""
+"""Seconds. A slower redraw waits this long after the previous one, then shows the newest value."""
 
 SETTLED = 0.25
-"""Seconds without a redraw after which a fine screen gets twice the dots, which take longer to draw."""
+"""Seconds without a redraw before a high-density screen gets the picture at twice the resolution, which is slower."""
 
 WIDE, NARROW = 9.4, 5.9
-"""Inches at 100 pixels, the two widths that pictures are laid out for: a laptop's screen, and a small one's."""
+"""Widths of the two layouts of pictures in inches of 100 pixels: for a laptop's screen and for a small one."""
 
 MILLISECONDS = 450
-"""A step while playing."""
+"""Per step while playing."""
 
-_CSS = """<style>
-.flakit-panel {max-width: 940px; padding: 2px 0}
-.flakit-panel.flakit-pinning {max-width: 1240px}
-.flakit-knobs, .flakit-presets {gap: 0 10px}
-.flakit-knobs > .widget-inline-hbox, .flakit-more > .widget-inline-hbox {flex: 1 1 264px; max-width: 460px}
-.flakit-presets button, .flakit-buttons button {width: auto; padding: 0 8px; height: 24px; line-height: 24px}
-.flakit-knobs > *, .flakit-presets > *, .flakit-presets button, .flakit-buttons > * {margin: 1px 2px}
-.flakit-readout {overflow-y: auto}
-.flakit-readout.widget-html > .widget-html-content {white-space: pre-line; line-height: 1.4}
-.flakit-readout sup, .flakit-readout sub {line-height: 0}
-.flakit-readout .flakit-error {border-left: 4px solid #D55E00; padding-left: 8px}
-.flakit-table.widget-html > .widget-html-content {line-height: 1.35}
-.flakit-table td, .flakit-table th {padding: 0 12px 0 0; vertical-align: top; white-space: nowrap}
-.flakit-table td:last-child {white-space: normal}
-.flakit-script textarea {font-family: monospace; font-size: 12px}
-.flakit-panel .jupyter-widgets-disconnected::before {display: none}
-.flakit-panel.jupyter-widgets-disconnected::before {content: "GONE"; border-left: 4px solid #D55E00; padding-left: 8px}
-.flakit-pictures {gap: 8px; align-items: flex-start}
-.flakit-pictures > * {flex: 1 1 45%; min-width: 0}
-.flakit-frame {position: relative; line-height: 0}
-.flakit-frame img {width: 100%}
-[data-jp-theme-light="false"] .flakit-frame {filter: invert(0.89) hue-rotate(180deg)}
-.flakit-lit {position: absolute; box-sizing: border-box; pointer-events: none}
-.flakit-lit-line {outline: 1px dashed rgba(0, 0, 0, 0.55)}
-.flakit-lit-same {border: 2px solid #0072B2}
-.flakit-lit-cell {border: 3px solid #000; outline: 1.5px solid #fff}
-.flakit-strip {min-height: 20px; line-height: 20px; font-family: monospace; font-size: 12px; white-space: pre-wrap}
-</style>"""
+_CSS = Path(__file__).with_name("panel.css").read_text()
 
 
 def _in_its_language(method: Callable) -> Callable:
-    """A method of something that has a `language`, which is spoken inside; tensors are made on the CPU there, whatever
-    `torch.set_default_device` says."""
+    """Run a method in the language of its object, with new tensors on the CPU despite `torch.set_default_device`."""
 
     @functools.wraps(method)
     def spoken(self, *args, **kwargs):
@@ -117,7 +91,7 @@ def _in_its_language(method: Callable) -> Callable:
 
 
 class Player(widgets.HBox):
-    """Play, one step back, one step on: go(n) is called with a place from 0 to last."""
+    """Buttons to play and to step; go(place) is called with places from 0 to `last`."""
 
     def __init__(self, last: int, go: Callable[[int], None], milliseconds: int = MILLISECONDS):
         self.place, self._go = 0, go
@@ -132,18 +106,18 @@ class Player(widgets.HBox):
 
     @property
     def passes(self) -> list[int]:
-        """Where play begins and stops, the number of places last."""
+        """The places at which play begins a pass, then the number of places."""
         return [0, self.play.max + 1]
 
     def step(self, by: int) -> None:
-        """On or back, stopping at both ends."""
+        """Move by a number of places, stopping at both ends."""
         self._moved(min(max(self.place + by, 0), self.play.max))
 
     def show(self, place: int, last: int | None = None) -> None:
-        """Where things stand now, which nobody has to be told of."""
+        """Set the position, and optionally the last one, without calling back."""
         self.place = place
         last = self.play.max if last is None else last
-        self.play.max = max(last, self.play.max)  # below its value it would move that, and the knob with it
+        self.play.max = max(last, self.play.max)  # a maximum below the value would move it, and the knob
         self.play.value = place
         self.play.max = last
 
@@ -156,20 +130,22 @@ class Player(widgets.HBox):
 class Panel(widgets.VBox):
     """Knobs, a readout, a picture. `name` gives the CSS class `flakit-<name>`.
 
-    on_view: the knobs that are shown where a call names none, all if empty; the others are folded under "more".
-    main: the knob that "play" moves from stop to stop, where it is on view.
-    presets: settings by the words of their buttons.
+    on_view: names of the knobs shown by default, all if empty; the others are folded under "more".
+    main: the knob that "play" moves from stop to stop, if it is on view.
+    presets: settings by the labels of their buttons.
+    random: whether the numbers depend on the seed; otherwise its knob is hidden.
     """
 
     name: str
     on_view: Sequence[str] = ()
     main: str | None = None
     presets: Mapping[str, Mapping] = {}
+    random = True
     readout_lines = 3
-    _held = True  # no redraw: several knobs are being moved
-    _redrawing = threading.RLock()  # one for all panels, which draw one after the other
+    _held = True  # several knobs are moving: redraw afterwards
+    _redrawing = threading.RLock()  # shared: panels draw one after the other
     language: str
-    """What it was made in, by `flakit.language.speaking`."""
+    """The current language at creation, see `flakit.language.speaking`."""
 
     def __new__(cls, *args, **kwargs):
         panel = super().__new__(cls, *args, **kwargs)
@@ -192,67 +168,58 @@ class Panel(widgets.VBox):
         player: Player | None = None,
         runs: tuple["ButtonRun", ...] = (),
     ):
-        """knobs: by the name of their setting. settings: values that differ from the knobs' own.
-        alt: what the picture is, for those who cannot see it. show: names of the knobs on view.
-        player: in place of the one for `main`. runs: rows of a button, progress and cancel.
+        """knobs: by the name of their setting. settings: values that replace the knobs' own.
+        alt: alternative text of the picture. show: names of the knobs on view.
+        player: replaces the one for `main`. runs: rows with a button, progress and cancel.
         """
-        self.knobs = dict(knobs)
-        self.knobs.setdefault("seed", widgets.BoundedIntText(0, 0, 2**31 - 1))
+        seed = widgets.BoundedIntText(0, 0, 2**31 - 1, style={"description_width": "34px"}, layout={"width": "130px"})
+        seed.layout.display = None if self.random else "none"
+        self.knobs = {**knobs, "seed": seed}
         self.width, self.canvas, self.result, self._alt = WIDE, None, None, alt
         for knob in self.knobs.values():
             knob.description = label(knob.description)
         self._figures: dict[Hashable, object] = {}
-        self._room = self._kept = None
+        self._available = self._pinned_setting = None
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
         self._density, self._loop, self._sharpening = 1, None, None
 
-        seed = self.knobs["seed"]
-        seed.description, seed.style, seed.layout = WORDS["seed"], {"description_width": "34px"}, {"width": "130px"}
+        seed.description = WORDS["seed"]
         names = {icon: WORDS[icon] for icon in ("play", "pause", "stop")}
-        self.picture = Picture(self._found, self._roomy, names=names)
-        self.picture.beside = self.beside
-        # It scrolls where there is more to say than room: so the keyboard must reach it.
+        self.picture = Picture(self._strip, self._resized, self.beside, names=names)
+        # A long text scrolls, so the keyboard must reach it.
         self.readout = widgets.HTML(layout={"width": "auto", "flex": "0 0 auto"}, tabbable=True)
         self.readout.add_class("flakit-readout")
         self._pinned = widgets.VBox([], layout={"display": "none"})
-        self._pictures = widgets.Box([self.picture, self._pinned], layout={"flex_flow": "row wrap"})
-        self._pictures.add_class("flakit-pictures")
+        self._pictures = _row("pictures", [self.picture, self._pinned])
         self._script = widgets.Textarea(layout={"width": "100%", "height": "190px", "display": "none"})
         self._script.add_class("flakit-script")
         self._clipboard = widgets.Output(layout={"display": "none"})
 
         self.runs, self.named_on_view = runs, self._named(show)
         on_view = self.named_on_view
-        shown = widgets.Box([self.knobs[name] for name in on_view], layout={"flex_flow": "row wrap"})
+        shown = _row("knobs", [self.knobs[name] for name in on_view])
         folded = [knob for name, knob in self.knobs.items() if name not in on_view]
-        self._more = widgets.Box(folded, layout={"flex_flow": "row wrap", "display": "none"})
-        shown.add_class("flakit-knobs")
-        self._more.add_class("flakit-more")
+        self._more = _row("more", folded, display="none")
         self.player = player or (self._play_main() if self.main in on_view else None)
         row = [*([self.player] if self.player else []), *(self._preset(*each) for each in self.presets.items())]
-        presets = widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "center"})
-        presets.add_class("flakit-presets")
+        presets = _row("presets", row, align_items="center")
         self._pin_button = _button("pin", "thumb-tack", self.pin)
-        buttons = widgets.HBox(
-            [
-                _button("reset", "undo", self.reset),
-                self._pin_button,
-                _button("copy", "copy", self._copy),
-                _button("more", "sliders", self._fold),
-            ],
-            layout={"flex_flow": "row wrap", "align_items": "center"},
-        )
-        buttons.add_class("flakit-buttons")
+        buttons = [
+            _button("reset", "undo", self.reset),
+            self._pin_button,
+            _button("copy", "copy", self._copy),
+            _button("more", "sliders", self._fold),
+        ]
 
         super().__init__(
             [
-                widgets.HTML(_CSS.replace("GONE", WORDS["gone"]), layout={"display": "none"}),
+                widgets.HTML(f"<style>{_CSS.replace('GONE', WORDS['gone'])}</style>", layout={"display": "none"}),
                 shown,
                 *([presets] if row else []),
                 *runs,
                 self.readout,
                 self._pictures,
-                buttons,
+                _row("buttons", buttons, align_items="center"),
                 self._more,
                 self._script,
                 self._clipboard,
@@ -277,7 +244,7 @@ class Panel(widgets.VBox):
 
     def _play_main(self) -> Player:
         knob = self.knobs[self.main]
-        # As a person moves it: what follows from that, such as a profile that gives way to a decay, follows here, too.
+        # The value is assigned as a reader moves it, so that what follows from that happens here, too.
         return Player(len(stops_of(knob)) - 1, lambda place: setattr(knob, "value", stops_of(knob)[place]))
 
     def _preset(self, words: str, setting: Mapping) -> widgets.Button:
@@ -287,7 +254,7 @@ class Panel(widgets.VBox):
         return button
 
     def figure(self, make: Callable, *key: Hashable):
-        """make(*key, width=…) for the width there is now, made once each."""
+        """Return make(*key, width=…) for the current width, cached."""
         if (make, key, self.width) not in self._figures:
             self._figures[make, key, self.width] = make(*key, width=self.width)
         return self._figures[make, key, self.width]
@@ -305,31 +272,36 @@ class Panel(widgets.VBox):
         raise NotImplementedError
 
     def arithmetic(self, result, cell: Cell, **setting) -> str | None:
-        """How a cell came about, as computed and as it is; None where there is nothing to say."""
+        """Explain a cell's number, as computed and as it should be; None if there is nothing to explain."""
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """Places that light up with a cell: map, row and column (None: all of it)."""
+        """Return the places to highlight with a cell: map, row and column (None: every row, every column)."""
         return []
 
     def alt_text(self, result, **setting) -> str:
-        """What the picture shows now, for those who cannot see it."""
+        """Return the alternative text of the picture as it is now."""
         return say("{alt}. {text}").format(alt=self._alt, text=self.text)
 
     def when(self, knob: widgets.Widget, react: Callable[[object, object], None]) -> None:
-        """Call react(old, new) when a knob has moved; other knobs that it moves add no redraw of their own.
+        """Call react(old, new) when a knob has moved; knobs that react moves cause no further redraw.
 
-        For use before `super().__init__`, or it would come after the redraw.
+        Call it before `super().__init__`, for react to run before the redraw.
         """
 
-        def held(change) -> None:
-            was_held, self._held = self._held, True
-            try:
-                with speaking(self.language):
-                    react(change.old, change.new)
-            finally:
-                self._held = was_held
+        def changed(change) -> None:
+            with self.held(), speaking(self.language):
+                react(change.old, change.new)
 
-        knob.observe(held, "value")
+        knob.observe(changed, "value")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Redraw for no knob that moves inside."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
 
     @property
     def setting(self) -> dict:
@@ -343,7 +315,7 @@ class Panel(widgets.VBox):
 
     @property
     def png(self) -> bytes:
-        """The picture as it is shown."""
+        """The picture as shown."""
         return self.picture.png
 
     def set(self, **values) -> "Panel":
@@ -354,37 +326,36 @@ class Panel(widgets.VBox):
         unknown = [name for name in values if name not in self.knobs]
         if unknown:
             raise TypeError(f"{self.name}: no knob named {', '.join(unknown)}; expected {', '.join(self.knobs)}")
-        before, was_held, self._held = self.setting, self._held, True
-        try:
-            for name in filter(values.__contains__, self.knobs):
-                assign(self.knobs[name], name, values[name])
-        except ValueError:
-            for name, value in before.items():
-                assign(self.knobs[name], name, value)
-            raise
-        finally:
-            self._held = was_held
+        before = self.setting
+        with self.held():
+            try:
+                for name in filter(values.__contains__, self.knobs):
+                    assign(self.knobs[name], name, values[name])
+            except ValueError:
+                for name, value in before.items():
+                    assign(self.knobs[name], name, value)
+                raise
         if not self._held:
             self.redraw()
         return self
 
     def move(self, name: str, value) -> "Panel":
-        """Move one knob as a person does, with all that follows from that, and redraw at once; returns the panel."""
-        self._cost = 0.0  # of the last redraw, which else may put the next one off
+        """Move one knob as a reader does, with everything that follows from that, and redraw now; returns the panel."""
+        self._cost = 0.0  # or a slow last redraw may delay the next one
         self.knobs[name].value = value
         return self
 
     def reset(self) -> None:
-        """Put every knob back to where the panel started."""
+        """Set every knob to its starting value."""
         self.set(**self._start)
         self._script.layout.display = "none"
 
     def as_python(self) -> str:
-        """A script that remakes the present setting's numbers."""
+        """Return a script that recomputes the numbers of the current setting."""
         return self.script(**self.setting)
 
     def redraw(self) -> None:
-        """Compute and draw the present setting; an error is shown in the readout."""
+        """Compute and draw the current setting; the readout shows an error."""
         try:
             self._render()
         except Exception as error:
@@ -410,7 +381,7 @@ class Panel(widgets.VBox):
         self._settle()
 
     def _settle(self) -> None:
-        """On a fine screen, sharpen the picture once nothing has moved for a moment."""
+        """On a high-density screen, sharpen the picture once nothing has moved for `SETTLED` seconds."""
         if self._density > 1 and self._loop is not None:
             self._loop.call_soon_threadsafe(self._sharpen_later)
 
@@ -431,23 +402,23 @@ class Panel(widgets.VBox):
 
     @_in_its_language
     def fail(self, error: Exception) -> None:
-        """Show an error in the readout; the picture remains that of the last setting that worked."""
+        """Show an error in the readout; the picture stays that of the last setting that worked."""
         self._text = f"{type(error).__name__}: {error}"
         shown = html.escape(self._text) + f"<br>{WORDS['stale']}"
         self.readout.value = f'<div class="flakit-error">{shown}</div>'
 
-    # What the browser says: the room there is, the cell that is pointed at.
+    # Messages of the browser: the available width, the cell that is pointed at.
 
-    def _roomy(self, width: int, density: float) -> None:
-        """The browser shows the panel so wide: another layout of the picture where that is another one."""
-        self._room, self._density, self._loop = width, 1 + (density > 1), _running_loop()
+    def _resized(self, width: int, density: float) -> None:
+        """Take the layout for the width, in pixels, at which the browser shows the panel. density: of its screen."""
+        self._available, self._density, self._loop = width, 1 + (density > 1), _running_loop()
         if not self._lay_out():
             self._settle()
 
     def _lay_out(self) -> bool:
-        """Take the layout that fits the room; whether that was another one."""
-        wide = self._room is None or self._room >= 100 * WIDE - 40
-        layout = WIDE if wide and self._kept is None else NARROW
+        """Switch to the layout that fits; return whether it changed."""
+        wide = self._available is None or self._available >= 100 * WIDE - 40
+        layout = WIDE if wide and self._pinned_setting is None else NARROW
         if layout == self.width:
             return False
         self.width = layout
@@ -460,7 +431,8 @@ class Panel(widgets.VBox):
         self.readout.layout.height = f"{1.4 * lines + 0.3:.2f}em"
 
     @_in_its_language
-    def _found(self, cell: Cell | None) -> str:
+    def _strip(self, cell: Cell | None) -> str:
+        """Return the line under the picture."""
         if cell is None:
             return WORDS["point"]
         try:
@@ -472,23 +444,22 @@ class Panel(widgets.VBox):
 
     @_in_its_language
     def pin(self) -> None:
-        """Keep the present picture and readout beside the next; a second call takes them away."""
-        if self._kept is None:
-            self._kept = self.setting
+        """Keep the current picture and readout beside the next; a second call removes them."""
+        if self._pinned_setting is None:
+            self._pinned_setting = self.setting
             self._lay_out()
-            words = widgets.HTML(html.escape(WORDS.say("pinned", text=self.text)))
-            words.add_class("flakit-pinned")
-            still = Picture(lambda _: "", lambda *_: None)
+            caption = widgets.HTML(html.escape(WORDS.say("pinned", text=self.text))).add_class("flakit-pinned")
+            still = Picture()
             still.show(self.canvas, WORDS.say("pinned", text=self.picture.alt), points=False)
             still.png = self.canvas.png(self._density)
-            self._pinned.children, self._pinned.layout.display = [still, words], ""
+            self._pinned.children, self._pinned.layout.display = [still, caption], ""
             self.add_class("flakit-pinning")
         else:
-            self._kept = None
+            self._pinned_setting = None
             self._pinned.children, self._pinned.layout.display = [], "none"
             self.remove_class("flakit-pinning")
             self._lay_out()
-        which = "pin" if self._kept is None else "unpin"
+        which = "pin" if self._pinned_setting is None else "unpin"
         self._pin_button.description, self._pin_button.tooltip = WORDS[which], WORDS[f"{which} tip"]
 
     def _fold(self) -> None:
@@ -502,7 +473,7 @@ class Panel(widgets.VBox):
         if loop is None or self._cost <= DEBOUNCE or pause >= DEBOUNCE:
             self.redraw()
         elif self._timer is None:
-            # Not restarted by further changes: a held key must still redraw, with the newest value at that time.
+            # Further changes do not restart the timer: a key that is held down must still redraw.
             self._timer = loop.call_later(DEBOUNCE - pause, self.redraw)
 
     def _cancel_timer(self) -> None:
@@ -517,7 +488,7 @@ class Panel(widgets.VBox):
             self.fail(error)
             return
         self._script.value, self._script.layout.display = text, ""
-        # The script stays visible, for browsers that let nobody write to the clipboard.
+        # The script stays visible, for browsers without access to the clipboard.
         self._clipboard.outputs = (
             {
                 "output_type": "display_data",
@@ -534,25 +505,29 @@ class Panel(widgets.VBox):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """None in a script or a test, where nothing would ever fire a timer."""
+    """Return None in a script or a test, where no timer would fire."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
 
 
-def _button(words: str, icon: str, pressed: Callable[[], None]) -> widgets.Button:
-    button = widgets.Button(description=WORDS[words], icon=icon, tooltip=WORDS[f"{words} tip"])
-    button.layout = {"width": "auto"}
-    button.on_click(lambda _: pressed())
+def _row(name: str, children: list[widgets.Widget], **layout: str) -> widgets.Box:
+    """A row of the CSS class `flakit-<name>` that wraps."""
+    return widgets.Box(children, layout={"flex_flow": "row wrap", **layout}).add_class(f"flakit-{name}")
+
+
+def _button(name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
+    button = widgets.Button(description=WORDS[name], icon=icon, tooltip=WORDS[f"{name} tip"], layout={"width": "auto"})
+    button.on_click(lambda _: press())
     return button
 
 
 class ButtonRun(widgets.HBox):
     """A button that starts long work in the background, with progress and cancel.
 
-    work(progress, cancelled) runs in a thread; it calls progress(done, total) as it goes and stops early when
-    cancelled() is true. done(result) then gets what it returned, failed(error) what it raised.
+    work(progress, cancelled) runs in a thread; it calls progress(done, total) and stops early when cancelled() is
+    true. Then done(result) is called with what it returned, or failed(error) with what it raised.
     """
 
     def __init__(
@@ -569,8 +544,7 @@ class ButtonRun(widgets.HBox):
         self.cancel_button = widgets.Button(
             description=WORDS["cancel"], icon="stop", disabled=True, layout={"width": "auto"}
         )
-        self.bar = widgets.IntProgress(0, 0, 1, layout={"width": "220px"})
-        self.bar.add_class("flakit-progress")
+        self.bar = widgets.IntProgress(0, 0, 1, layout={"width": "220px"}).add_class("flakit-progress")
         self.status = widgets.Label("")
         self.button.on_click(lambda _: self.start())
         self.cancel_button.on_click(lambda _: self.cancel())
@@ -578,7 +552,7 @@ class ButtonRun(widgets.HBox):
 
     @_in_its_language
     def start(self) -> None:
-        """Begin, unless a run is going on."""
+        """Start, unless a run is active."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stop.clear()
@@ -600,22 +574,22 @@ class ButtonRun(widgets.HBox):
             self._thread.join(seconds)
 
     def _leave(self) -> None:
-        """Where the process ends, work in PyTorch must not be cut off within a call: that aborts."""
+        """At the end of the process, let the current call end: to interrupt PyTorch within one aborts."""
         self._stop.set()
         self.wait(30)
 
     def _progress(self, done: int, total: int) -> None:
         now = time.perf_counter()
-        if done < total and now - self._told < 0.1:  # a message to the browser costs as much as a small setting
+        if done < total and now - self._reported < 0.1:  # a message costs as much as a small setting
             return
-        self._told = now
+        self._reported = now
         self.bar.max, self.bar.value = total, done
         if not self._stop.is_set():
             self.status.value = WORDS.say("progress", done=done, total=total)
 
     @_in_its_language
     def _run(self) -> None:
-        start = self._told = time.perf_counter()
+        start = self._reported = time.perf_counter()
         try:
             result = self._work(self._progress, self._stop.is_set)
             self._done(result)

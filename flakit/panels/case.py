@@ -31,7 +31,7 @@ class CasePanel(Panel):
     readout_lines = 4
 
     def __init__(self, case: Case, show=None, **settings):
-        self.case, self.name = case, case.name.replace("_", "-")
+        self.case, self.name, self.random = case, case.name.replace("_", "-"), "seed" in case.knobs
         self._words, self.on_view, self.presets = case.picture.WORDS, case.picture.ON_VIEW, case.picture.PRESETS
         made = {}
         for name, knob in case.knobs.items():
@@ -41,8 +41,6 @@ class CasePanel(Panel):
         self.main = first if isinstance(made[first], (widgets.SelectionSlider, widgets.IntSlider)) else None
         super().__init__(made, settings, alt=self._words["alt"], show=show)
         self.add_class("flakit-case")
-        if "seed" not in case.knobs:
-            self.knobs["seed"].layout.display = "none"
 
     def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
         """The knob's widget; two for a decay that is a profile or a number."""

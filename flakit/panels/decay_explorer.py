@@ -197,13 +197,12 @@ class DecayExplorer(Panel):
         }
 
     def _stop_around(self, onsets: dict[str, Onset], spike: float | str) -> None:
-        """The slider of the decay that the onsets are about stops on both sides of each."""
-        was_held, self._held = self._held, True
+        """Let the slider of the decay that the onsets are about stop on both sides of each."""
         spans = [[x for x in onset if x is not None] for onset in onsets.values()]
         stops = {-x for x in around(filter(None, spans), (1.0005, 1.008), (1.01, 1.02))}
-        self.knobs["decay"].dense(stops if spike == NONE else ())
-        self.knobs["spike"].dense(stops if spike != NONE else ())
-        self._held = was_held
+        with self.held():
+            self.knobs["decay"].dense(stops if spike == NONE else ())
+            self.knobs["spike"].dense(stops if spike != NONE else ())
 
     def draw(self, result, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
         first, anchors = result["index"] * chunk, anchor.SCHEMES[scheme]

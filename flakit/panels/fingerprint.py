@@ -82,6 +82,7 @@ class Diagnosis(Panel):
         "all but du": {"o": "NaN", "dr": "NaN", "dk": "NaN", "dv": "NaN", "dw": "NaN", "du": "ok"},
         "dw alone": {"o": "ok", "dr": "ok", "dk": "ok", "dv": "ok", "dw": "wrong", "du": "ok"},
     }
+    random = False
     readout_lines = 4
 
     def __init__(self, **settings):
@@ -89,7 +90,6 @@ class Diagnosis(Panel):
         made = {name: knobs.choice(UNSEEN, options, name) for name in NAMES}
         self.on_view = NAMES
         super().__init__(made, settings, alt=WORDS["alt"])
-        self.knobs["seed"].layout.display = "none"
 
     def _seen(self, setting) -> dict[str, str]:
         return {name: setting[name] for name in NAMES if setting[name] != UNSEEN}

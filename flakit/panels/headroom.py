@@ -64,6 +64,7 @@ class Headroom(Panel):
     main = "times"
     on_view = ("times", "dtype", "layer")
     presets = PRESETS
+    random = False
     readout_lines = 5
 
     def __init__(self, w, op: str | None = None, show=None, **settings):
@@ -86,7 +87,6 @@ class Headroom(Panel):
         made["chunk"] = knobs.steps(64, (16, 32, 64, 128), WORDS["chunk"])
         made["block"] = knobs.steps(16, (4, 8, 16, 32), WORDS["block"])
         super().__init__(made, settings, alt=WORDS["alt"], show=show)
-        self.knobs["seed"].layout.display = "none"
 
     def _measure(self, chunk: int, block: int) -> case.Headroom:
         return case.headroom(self._w, self.op, chunk, block=block)

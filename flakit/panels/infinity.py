@@ -183,7 +183,7 @@ class Infinity(Panel):
 
     def _make_room(self) -> None:
         """For the picture; for all of the width where another one is pinned beside it."""
-        self._pictures.layout.flex = f"0 1 {self.canvas.pixels[0]}px" if self._kept is None else "1 1 100%"
+        self._pictures.layout.flex = f"0 1 {self.canvas.pixels[0]}px" if self._pinned_setting is None else "1 1 100%"
 
     def pin(self) -> None:
         super().pin()

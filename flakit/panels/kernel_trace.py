@@ -67,6 +67,7 @@ class KernelTrace(Panel):
     main = "decay"
     on_view = ("decay", "way")
     presets = PRESETS
+    random = False
     readout_lines = 3
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
@@ -79,7 +80,6 @@ class KernelTrace(Panel):
             "way": knobs.choice("start", {WORDS["ways"][way]: way for way in ways}, WORDS["way"]),
         }
         super().__init__(made, settings, alt=WORDS["alt"], show=show)
-        self.knobs["seed"].layout.display = "none"
 
     def compute(self, decay, way, **_) -> Trace:
         return workbench.traced(decay, *(self._lines if way == YOURS else ()), way="start" if way == YOURS else way)

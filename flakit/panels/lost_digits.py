@@ -48,6 +48,7 @@ class LostDigits(Panel):
     main = "decay"
     on_view = ("decay", "way", "products")
     presets = PRESETS
+    random = False
     readout_lines = 3
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
@@ -63,7 +64,6 @@ class LostDigits(Panel):
             ),
         }
         super().__init__(made, settings, alt=WORDS["alt"], show=show)
-        self.knobs["seed"].layout.display = "none"
 
     def compute(self, decay, way, products, **_) -> Trace:
         if way == YOURS:

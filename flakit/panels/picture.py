@@ -1,4 +1,4 @@
-"""The picture of a panel in the browser: its bytes, its words, and cells that can be pointed at."""
+"""The picture of a panel in the browser: PNG bytes, alternative text, and cells that can be pointed at."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,10 @@ from ..figures.canvas import DARK, Canvas, Cell
 
 
 def _letters() -> str:
-    """The style by which formulas around a panel have the letters' colours, with nothing written in their source.
+    """Return CSS that gives letters their colours in the formulas around a panel, whose source says nothing of it.
 
-    JupyterLab's MathJax names the element of a letter by its code point: 1D45F is the italic r. In dr the r alone is
-    blue. A letter that is upright, as K and V in "K rows", is a number of channels and stays as it is.
+    JupyterLab's MathJax names a letter's element by its code point: 1D45F is the italic r. In dr only the r is blue. An
+    upright letter, as K and V in "K rows", is a number of channels and stays black.
     """
     rules = []
     for name in "rqkvwgD":
@@ -28,9 +28,9 @@ def _letters() -> str:
 class Picture(anywidget.AnyWidget):
     """A canvas's picture. Mouse, click and arrow keys choose a cell of the canvas's maps.
 
-    found(cell) is called whenever another cell is pointed at, with None where there is none; what it returns is the
-    strip of words below the picture. room(width, density) is called with the pixels that a panel has for pictures, and
-    with how many dots the screen has for each of them, when the browser shows it and whenever the width changes.
+    describe(cell) returns the line under the picture for the chosen cell, or for None. resized(width, density) is
+    called when the browser shows the panel and whenever its width changes: the pixels available for pictures, and the
+    dots of the screen per pixel. beside(cell) returns further places to highlight: map, row and column (None: all).
     """
 
     _esm = Path(__file__).with_suffix(".js").read_text()
@@ -44,52 +44,58 @@ class Picture(anywidget.AnyWidget):
     strip = traitlets.Unicode("").tag(sync=True)
     points = traitlets.Bool(False).tag(sync=True)
     names = traitlets.Dict().tag(sync=True)
-    """What the player's buttons are called, by their icons."""
+    """The accessible names of the player's buttons, by their icons."""
 
-    def __init__(self, found: Callable[[Cell | None], str], room: Callable[[int, float], None], **traits):
+    def __init__(
+        self,
+        describe: Callable[[Cell | None], str] = lambda _: "",
+        resized: Callable[[int, float], None] = lambda *_: None,
+        beside: Callable[[Cell], list[tuple[str, int | None, int | None]]] = lambda _: [],
+        **traits,
+    ):
         super().__init__(**traits)
-        self._found, self._room = found, room
+        self._describe, self._resized, self._beside = describe, resized, beside
         self._canvas: Canvas | None = None
         self.picked: Cell | None = None
         self.pointed: Cell | None = None
-        self.on_msg(lambda _, content, __: self._told(content))
+        self.on_msg(lambda _, content, __: self._received(content))
 
     @property
     def cell(self) -> Cell | None:
-        """The cell under the pointer, else the one that was picked."""
+        """The cell under the pointer, else the picked one."""
         return self.pointed or self.picked
 
     def show(self, canvas: Canvas, alt: str, *, points: bool) -> None:
-        """Show a canvas as it is drawn now; a picked cell that is no longer there is dropped."""
+        """Show a canvas as it is drawn now, and drop a chosen cell that no longer exists."""
         self._canvas = canvas
         with self.hold_sync():
             self.width, self.height = canvas.pixels
             self.png, self.alt = canvas.png(), alt
             self.points = points and bool(canvas.maps)
-            self.pointed = self._still_there(self.pointed)
-            self.picked = self._still_there(self.picked)
-            self._say()
+            self.pointed = self._existing(self.pointed)
+            self.picked = self._existing(self.picked)
+            self._update()
 
     def pick(self, cell: Cell | None) -> None:
-        """Choose a cell, as a click does; None drops the one that was chosen."""
+        """Pick a cell, as a click does; None unpicks."""
         self.picked, self.pointed = cell, None
         with self.hold_sync():
-            self._say()
+            self._update()
 
-    def _still_there(self, cell: Cell | None) -> Cell | None:
+    def _existing(self, cell: Cell | None) -> Cell | None:
         rows, columns = self._canvas.maps.get(cell.map, (0, 0)) if cell else (0, 0)
         return cell if cell and cell.row < rows and cell.column < columns else None
 
-    def _told(self, content: dict) -> None:
+    def _received(self, content: dict) -> None:
         kind, x, y = content["kind"], content["x"], content["y"]
         if kind == "room":
-            self._room(int(x), float(y))
+            self._resized(int(x), float(y))
         elif kind == "point":
             cell = self._canvas.cell(x, y)
             if cell != self.pointed:
                 self.pointed = cell
                 with self.hold_sync():
-                    self._say()
+                    self._update()
         elif kind == "leave":
             self.pick(self.picked)
         elif kind == "pick":
@@ -97,10 +103,10 @@ class Picture(anywidget.AnyWidget):
         elif kind == "drop":
             self.pick(None)
         elif kind == "step":
-            self.pick(self._beside(int(x), int(y)))
+            self.pick(self._next(int(x), int(y)))
 
-    def _beside(self, right: int, down: int) -> Cell | None:
-        """The next cell in a direction, staying on the map; the first cell of the first map where none was picked."""
+    def _next(self, right: int, down: int) -> Cell | None:
+        """The next cell in a direction, within the map; without a picked cell the first of the first map."""
         if self.picked is None:
             name = next(iter(self._canvas.maps), None)
             return None if name is None else Cell(name, 0, 0)
@@ -108,20 +114,16 @@ class Picture(anywidget.AnyWidget):
         row, column = self.picked.row + down, self.picked.column + right
         return Cell(self.picked.map, min(max(row, 0), rows - 1), min(max(column, 0), columns - 1))
 
-    def _say(self) -> None:
-        self.strip = self._found(self.cell) if self.points else ""
-        self.lit = self._places() if self.points else []
+    def _update(self) -> None:
+        self.strip = self._describe(self.cell) if self.points else ""
+        self.lit = self._highlights() if self.points else []
 
-    def _places(self) -> list[tuple]:
-        """The chosen cell, its row and its column, and the same token's in the other maps the panel names."""
+    def _highlights(self) -> list[tuple]:
+        """Boxes to draw over the picture: the chosen cell, its row, its column, and the places beside it."""
         cell = self.cell
         if cell is None:
             return []
         box = self._canvas.box
         lines = [("line", *box(cell.map, row=cell.row)), ("line", *box(cell.map, column=cell.column))]
-        others = [("same", *box(*each)) for each in self.beside(cell)]
+        others = [("same", *box(*each)) for each in self._beside(cell)]
         return [*lines, *others, ("cell", *box(cell.map, cell.row, cell.column))]
-
-    def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """Map, row and column (None: all of it) of further places that light up with a cell; a panel puts its own."""
-        return []

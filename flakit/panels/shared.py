@@ -78,9 +78,8 @@ def decay_knobs(
 
     def mean_it(_) -> None:
         if not panel._held and made["profile"].value in DECAYS:
-            panel._held = True  # the slider itself redraws
-            made["profile"].value = CONSTANT
-            panel._held = False
+            with panel.held():  # the slider itself redraws
+                made["profile"].value = CONSTANT
 
     made["decay"].observe(mean_it, "value")
     return made

@@ -323,7 +323,7 @@ class Maps(Bars):
 
 
 def told(panel, kind, x=0.0, y=0.0):
-    panel.picture._told({"kind": kind, "x": x, "y": y})
+    panel.picture._received({"kind": kind, "x": x, "y": y})
     return panel.picture.strip
 
 

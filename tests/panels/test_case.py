@@ -61,10 +61,10 @@ def test_every_preset_draws_and_says_something_else(panel):
 def test_low_enough_to_be_seen_with_its_knobs(panel):
     """At both widths: what a browser adds to this is measured in tests/browser."""
     for room, most in ((1000, 430), (600, 390)):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         width, height = panel.canvas.pixels
         assert width == (940 if room == 1000 else 590) and height <= most
-    panel.picture._told({"kind": "room", "x": 1000, "y": 1})
+    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
 
 
 def test_cells_have_their_arithmetic(panel):
@@ -197,5 +197,5 @@ def test_play_moves_nothing_that_is_not_on_view():
 def test_the_words_of_the_anchors_picture_are_whole_on_a_small_screen():
     panel = case("anchor", w=-88.8, row=16)
     for room in (600, 1000):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         assert_legible(panel.canvas, least=8)

@@ -275,21 +275,21 @@ def test_three_knobs_on_view_and_words_on_all(panel):
 
 
 def test_the_longest_title_ends_before_the_key(panel):
-    panel.picture._told({"kind": "room", "x": 600, "y": 1})
+    panel.picture._received({"kind": "room", "x": 600, "y": 1})
     panel.set(**panel.presets["bug A"])
     panel.set(decay=-math.inf, dtype="bfloat16")
     panel.canvas.png()
     figure, renderer = panel.canvas.figure, panel.canvas._agg.get_renderer()
     title = max(text.get_window_extent(renderer).x1 for text in figure.texts if "token 16" in text.get_text())
     assert title < figure.legends[0].get_window_extent(renderer).x0, "its hatches too"
-    panel.picture._told({"kind": "room", "x": 1000, "y": 1})
+    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
 
 
 def test_low_enough_at_both_widths(panel):
     for room, size in ((1000, (940, 482)), (600, (590, 412))):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         assert panel.canvas.pixels == size
-    panel.picture._told({"kind": "room", "x": 1000, "y": 1})
+    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
 
 
 def told(panel, *cell):

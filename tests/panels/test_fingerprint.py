@@ -35,10 +35,10 @@ def test_the_causes_come_in_the_order_in_which_they_fit(panel):
     assert panel.text == "What became of each tensor? Set those that you have looked at."
     panel.set(o="ok", dr="NaN", dk="NaN", dv="ok")
     assert panel.text.startswith("2 faults of the casebook do that.\nstart anchor (lesson 05): factors from")
-    found = panel._found(Cell("causes", 0, 1))
+    found = panel._strip(Cell("causes", 0, 1))
     assert found == "start anchor, dr: NaN; relative L2 error not finite"
-    assert panel._found(Cell("causes", 1, 1)) == "end anchor, dr: NaN, at some tokens; relative L2 error not finite"
-    assert panel._found(Cell("seen", 0, 1)) == "dr NaN: what you see"
+    assert panel._strip(Cell("causes", 1, 1)) == "end anchor, dr: NaN, at some tokens; relative L2 error not finite"
+    assert panel._strip(Cell("seen", 0, 1)) == "dr NaN: what you see"
     panel.set(**dict.fromkeys(NAMES, "ok") | {"du": "inf"})
     assert panel.text.startswith("No fault of the casebook does that.")
 

@@ -266,7 +266,7 @@ def test_play_means_one_decay_for_all_tokens():
 def test_low_enough_at_both_widths(op):
     panel = gradient_comparer(op, T=16, K=16)
     for room, width, most in ((1000, WIDE, 430), (600, NARROW, 360)):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
 
 

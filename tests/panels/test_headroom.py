@@ -75,10 +75,10 @@ def test_a_lane_says_whose_decays_add_up_to_what(panel, times, dtype):
 
 def test_low_enough_at_both_widths(panel):
     for room, width, most in ((1000, WIDE, 430), (600, NARROW, 365)):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
         assert list(panel.canvas.maps) == [LANES]
-    panel.picture._told({"kind": "room", "x": 1000, "y": 1})
+    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
 
 
 def test_decays_of_minus_infinity_are_told_where_they_are():

@@ -90,9 +90,9 @@ def test_a_redraw_is_quick_here_and_at_both_widths(panel):
     # Of this process: the kernel runs in another.
     assert least_seconds(panel.set, ({"decay": decay} for decay in (-1.0, -1.5, -5.0))) < NOT_LIVE
     wide = panel.png
-    panel.picture._told({"kind": "room", "x": round(100 * NARROW), "y": 1})
+    panel.picture._received({"kind": "room", "x": round(100 * NARROW), "y": 1})
     assert panel.png != wide and panel.canvas.pixels[0] == round(100 * NARROW)
-    panel.picture._told({"kind": "room", "x": 940, "y": 1})
+    panel.picture._received({"kind": "room", "x": 940, "y": 1})
 
 
 def test_the_script_runs(panel):

@@ -43,6 +43,6 @@ def test_the_column_is_wide_enough_to_be_seen():
 
 def test_its_cells_have_their_arithmetic():
     panel = sketch("one_column")
-    key, (k,) = panel._found(Cell("keys", 2, 63)), panel.result.k[63, 2:3]
+    key, (k,) = panel._strip(Cell("keys", 2, 63)), panel.result.k[63, 2:3]
     assert key == f"key 63, channel 2: {k:.4g} · e^88.96 = {'-' if k < 0 else ''}inf"
-    assert panel._found(Cell("dr", 2, 5)).startswith("dr of token 5, channel 2: NaN (true: ")
+    assert panel._strip(Cell("dr", 2, 5)).startswith("dr of token 5, channel 2: NaN (true: ")

@@ -145,9 +145,9 @@ def test_presets_play_and_three_knobs(panel):
 
 def test_low_enough_at_both_widths(panel):
     for room, size in ((1000, (940, 390)), (600, (590, 340))):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         assert panel.canvas.pixels == size and panel.canvas.maps["cells"] == panel.result.share.shape
-    panel.picture._told({"kind": "room", "x": 1000, "y": 1})
+    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
 
 
 def test_one_token_breaks_a_block_only_at_its_first_row(panel):

@@ -122,7 +122,7 @@ def test_time_and_decay_are_on_view_and_every_slider_has_a_name():
 def test_low_enough_at_both_widths(op):
     panel = state_stepper(op)
     for room, wide, most in ((1000, WIDE, 430), (600, NARROW, 390)):
-        panel.picture._told({"kind": "room", "x": room, "y": 1})
+        panel.picture._received({"kind": "room", "x": room, "y": 1})
         for direction in ("forward", "backward"):
             panel.set(direction=direction)
             width, height = panel.canvas.pixels

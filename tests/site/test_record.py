@@ -243,7 +243,7 @@ def test_cells_have_the_words_of_the_panel_and_what_lights_up(recorded):
         for frame, (words, beside, script) in zip(data["frames"][first:], read["frames"], strict=False):
             panel = live(data, frame)
             cells = [Cell(name, i, j) for name, (m, n) in panel.canvas.maps.items() for i in range(m) for j in range(n)]
-            assert [read["words"][n] for n in words] == [panel._found(cell) for cell in cells]
+            assert [read["words"][n] for n in words] == [panel._strip(cell) for cell in cells]
             assert read["beside"][beside] == [[1, -1, 1] if cell.map == "upward" else [] for cell in cells]
             assert script == panel.as_python()
         first += count

@@ -55,16 +55,15 @@ class SketchPanel(Panel):
 
     def __init__(self, name: str, **settings):
         self.sketch, self.name = SKETCHES[name], f"sketch-{name}"
+        self.random = self.sketch.random
         self.on_view = tuple(self.sketch.knobs)
         self.main, self.presets = self.on_view[0], self.sketch.presets
         self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
         made = {knob: make() for knob, make in self.sketch.knobs.items()}
         super().__init__(made, settings, alt=say(self.sketch.alt))
-        if not self.sketch.random:
-            self.knobs["seed"].layout.display = "none"
 
     def compute(self, **setting):
-        return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.sketch.random})
+        return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.random})
 
     def draw(self, result, **_) -> None:
         self._picture().update(result)
