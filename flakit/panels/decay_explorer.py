@@ -1,4 +1,4 @@
-"""Turn the decay up until a chunk breaks: the exponents, every tensor, the law beside the measurement."""
+"""Increase the decay until a chunk breaks: the exponents, every tensor, the law beside the measurement."""
 
 import functools
 import math
@@ -11,6 +11,7 @@ from ..cases import anchor
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.decay import DecayFigure, Onset
+from ..figures.sketches.shared import listed
 from ..language import Words, say, speaking
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
@@ -28,18 +29,11 @@ _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, 
 _TOLERANCE = 1e-4  # of a measured onset
 
 WORDS = Words() | {
-    "knobs": {
-        "op": "operator",
-        "query": "exponents of",
-        "decay": "decay",
-        "T": "length T",
-        "spike": "one token's",
-        "at": "which token",
-        "scheme": "anchor",
-        "mask": "mask",
-        "dtype": "dtype",
-        "chunk": "chunk",
-    },
+    "query": "exponents of",
+    "T": "length T",
+    "spike": "one token's",
+    "at": "which token",
+    "chunk": "chunk",
     "presets": {
         "fine": "a decay that everything survives",
         "first NaN": "just past the onset of the first tensor",
@@ -55,8 +49,7 @@ WORDS = Words() | {
     "short title": ("{op} · {dtype} · tokens {first} to {last} · ", "decay {decay}{spike}"),
     "title spike": ", {spike} at token {at}",
     "title mask": " · mask: {mask}",
-    "read": "exponent on ${query}_i$",
-    "key": "exponent on ${key}_j$",
+    "factors": ("exponent on ${query}_i$", "exponent on ${key}_j$"),
     "paired": ("one exponent a pair", "no second one"),
     "knob": "|log decay| per token",
     "knob spike": "|log decay| of token {at}",
@@ -73,7 +66,6 @@ WORDS = Words() | {
         "fine": "fine",
         "lost": "{share} lost",
     },
-    "and": " and ",
     "all broken": "Every tensor is broken.",
     "broken": {1: "{names} is broken", 2: "{names} are broken"},
     "fine": {
@@ -125,7 +117,6 @@ WORDS = Words() | {
     "no onset": "{name} never breaks, by the law and as measured: {verdict}",
     "verdict": {True: "fine", False: "broken"},
 }
-"""Everything the panel says."""
 
 PRESETS = {
     "fine": {"decay": -1.33, "scheme": "none"},
@@ -140,7 +131,7 @@ PRESETS = {
 
 
 class DecayExplorer(Panel):
-    """One head of an operator, in chunks by an anchor scheme, at one decay for all tokens or a spike at one."""
+    """One head of an operator in chunks by an anchor scheme, at one decay for all tokens or a spike at one."""
 
     name = "decay-explorer"
     on_view = ("decay", "spike", "scheme")
@@ -149,23 +140,21 @@ class DecayExplorer(Panel):
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
         first, reads = next(iter(_READS)), {name: tuple(of)[0] for name, of in _READS.items()}
-        made = {
+        controls = {
             "op": knobs.operator_choice(first, _READS),
-            "query": knobs.choice(reads[first], tuple(_READS[first]), ""),
+            "query": knobs.choice(reads[first], tuple(_READS[first]), WORDS["query"]),
             "decay": knobs.DecayKnob(-1.0),
-            "T": knobs.integer(128, 1, 256, ""),
-            "spike": knobs.DecayKnob(NONE, stops=_SPIKES, optional=True),
-            "at": knobs.integer(16, 0, 255, ""),
+            "T": knobs.integer(128, 1, 256, WORDS["T"]),
+            "spike": knobs.DecayKnob(NONE, WORDS["spike"], stops=_SPIKES, optional=True),
+            "at": knobs.integer(16, 0, 255, WORDS["at"]),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), ""),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), WORDS["chunk"]),
         }
-        for name, knob in made.items():
-            knob.description = WORDS["knobs"][name]
-        own_options(self, made["op"], made["query"], _READS.get, reads)
-        only_for(self, made["op"], made["query"], [name for name, of in _READS.items() if len(of) > 1])
+        own_options(self, controls["op"], controls["query"], _READS.get, reads)
+        only_for(self, controls["op"], controls["query"], [name for name, of in _READS.items() if len(of) > 1])
         self.presets = {label: dict(setting) for label, setting in PRESETS.items()}
-        self.when(made["op"], lambda _, name: self.presets["first NaN"].update(decay=_first_nan(name)))
-        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show)
+        self.when(controls["op"], lambda _, name: self.presets["first NaN"].update(decay=_first_nan(name)))
+        super().__init__(controls, {"op": op, **settings}, alt=WORDS["alt"], show=show)
 
     def _preset(self, label, setting):
         button = super()._preset(label, setting)
@@ -220,10 +209,10 @@ class DecayExplorer(Panel):
             "last": min(first + chunk, T) - 1,
         }
         title = WORDS["title" if self.width == WIDE else "short title"]
-        symbols = {"query": query, "key": OPERATORS[op].keys[0]}
+        factors = tuple(text.format(query=query, key=OPERATORS[op].keys[0]) for text in WORDS["factors"])
         figure.update(
             title=tuple(part.format(**shown).replace("-", "\u2212") for part in title),
-            factors=WORDS["paired"] if paired else tuple(_filled(WORDS[x], symbols) for x in ("read", "key")),
+            factors=WORDS["paired"] if paired else factors,
             exponents=result["exponents"],
             formed=result["formed"],
             infinite=result["infinite"],
@@ -238,15 +227,13 @@ class DecayExplorer(Panel):
 
     def describe(self, result, *, op, spike, at, **_) -> str:
         bad = [name for name, x in result["tensors"].items() if not x.isfinite().all()]
-        errors = {name: found.l2 for name, found in result["errors"].items() if name not in bad}
+        errors = {name: x.l2 for name, x in result["errors"].items() if name not in bad}
         if not bad:
             lines = [_right(errors, "all")]
         else:
             sentence = WORDS["all broken"]
             if errors:
-                sentence = WORDS.say("broken", min(len(bad), 2), names=_listed(bad)) + _right(
-                    errors, min(len(errors), 2)
-                )
+                sentence = WORDS.say("broken", n=len(bad), names=listed(bad)) + _right(errors, min(len(errors), 2))
             lines = [f"{sentence} {_shares({name: result['tensors'][name] for name in bad})}"]
         lines.append(_law(result["onsets"], OPERATORS[op].decay, None if spike == NONE else at))
         if bound := bound_words(op):
@@ -254,25 +241,21 @@ class DecayExplorer(Panel):
         return "\n".join(lines)
 
     def beside(self, cell):
-        """A pair's cell lights up in the other maps of pairs, its two tokens in the tensors; a token everywhere."""
+        """Highlight a pair in the other map of pairs and its two tokens in the tensors; a token in all maps."""
         of, chunk, maps = OPERATORS[self.setting["op"]], self.setting["chunk"], self.canvas.maps
         first = self.result["index"] * chunk
         if cell.map in ("read", "key"):
-            found = [(name, cell.row, cell.column) for name in ("read", "key")]
-            found += [(name, first + cell.row, None) for name in ("o", *(f"d{x}" for x in of.queries))]
-            found += [(f"d{name}", first + cell.column, None) for name in of.written]
+            places = [(name, cell.row, cell.column) for name in ("read", "key")]
+            places += [(name, first + cell.row, None) for name in ("o", *(f"d{x}" for x in of.queries))]
+            places += [(f"d{name}", first + cell.column, None) for name in of.written]
         elif cell.map == "onset":
             return []
         else:
-            found = [(name, cell.row, None) for name, x in self.result["tensors"].items() if x.dim() == 4]
+            places = [(name, cell.row, None) for name, x in self.result["tensors"].items() if x.dim() == 4]
             if first <= cell.row < first + chunk:
                 token = cell.row - first
-                found += [("read", token, None), ("key", None, token)]
-        return [
-            (name, row, column)
-            for name, row, column in found
-            if name != cell.map and (row is None or row < maps[name][0])
-        ]
+                places += [("read", token, None), ("key", None, token)]
+        return [x for x in places if x[0] != cell.map and (x[1] is None or x[1] < maps[x[0]][0])]
 
     def arithmetic(self, result, cell, **setting) -> str:
         if cell.map == "onset":
@@ -282,56 +265,48 @@ class DecayExplorer(Panel):
         return self._pair(result, cell.row, cell.column, **setting)
 
     def _onset_of(self, result, name, *, op, decay, spike, at, **_) -> str:
-        onset, fine = result["onsets"][name], result["tensors"][name].isfinite().all().item()
-        verdict = WORDS["verdict"][fine]
+        onset = result["onsets"][name]
+        verdict = WORDS["verdict"][result["tensors"][name].isfinite().all().item()]
         if onset == (None, None):
             return WORDS.say("no onset", name=name, verdict=verdict)
         law, measured = (WORDS["picture"]["never"] if x is None else number(x, 5) for x in onset)
         return WORDS.say("onset",
             name=name, which=OPERATORS[op].decay, law=law, measured=measured, verdict=verdict,
-            knob=WORDS["per token"] if spike == NONE else WORDS.say("of token", at=at),
-            now=-decay if spike == NONE else -spike,
+            knob=_along(None if spike == NONE else at), now=-decay if spike == NONE else -spike,
         )  # fmt: skip
 
     def _pair(self, result, i, j, *, op, query, T, scheme, chunk, mask, dtype, **_) -> str:
-        """Both factors as they are stored, their product, and what it should be."""
+        """Say both factors as stored, their product, and its true value."""
         x, y = (each[i, j] for each in result["factors"])
         if not result["formed"][i, j]:
             return WORDS.say("no pair", i=i, j=j)
         anchors, exact = anchor.SCHEMES[scheme], _exact(scheme, chunk)[i, j]
         stored = torch.float32 if anchors.dyadic else getattr(torch, dtype)
         on_query, on_key = (each.exp().to(torch.float32 if exact else stored).float() for each in (x, y))
-        made = on_query if exact else on_query * on_key
-        said = {"i": i, "j": j, "product": number(made.item(), 3)}
-        said["exponents"] = f"e^{number(x.item())}" + ("" if exact else f" · e^{number(y.item())}")
-        said["factors"] = "" if exact else f"{number(on_query.item(), 2)} · {number(on_key.item(), 2)} = "
-        inclusive = _READS[op][query]
-        made_of, first = result["inputs"], result["index"] * chunk
+        product = on_query if exact else on_query * on_key
+        values = {"i": i, "j": j, "product": number(product.item(), 3)}
+        values["exponents"] = f"e^{number(x.item())}" + ("" if exact else f" · e^{number(y.item())}")
+        values["factors"] = "" if exact else f"{number(on_query.item(), 2)} · {number(on_key.item(), 2)} = "
+        of, inclusive, first = OPERATORS[op], _READS[op][query], result["index"] * chunk
         if j <= i - (not inclusive):
-            between = made_of[OPERATORS[op].decay][0, first + j + 1 : first + i + inclusive, 0, 0]
-            text = WORDS.say("pair", true=between.double().sum().exp(), **said)
+            between = result["inputs"][of.decay][0, first + j + 1 : first + i + inclusive, 0, 0]
+            text = WORDS.say("pair", true=between.double().sum().exp(), **values)
         else:
             mask = anchors.masks[0] if mask == RIGHT else mask
-            after = WORDS.say("after", mask, zero=(made * 0).item())
-            text = WORDS.say("masked", after=after, **said)
-            if mask == "where" and not made.isfinite():
-                text += WORDS.say("back", product=said["product"])
+            text = WORDS.say("masked", after=WORDS.say("after", mask, zero=(product * 0).item()), **values)
+            if mask == "where" and not product.isfinite():
+                text += WORDS.say("back", product=values["product"])
         if not exact and on_key.isfinite() and first + j < T:
-            name = OPERATORS[op].keys[0]
-            key = made_of[name][0, first + j, 0].float()
+            key = result["inputs"][of.keys[0]][0, first + j, 0].float()
             operand = key[key.abs().argmax()]
             if not (operand * y.exp()).to(stored).isfinite():
-                text += WORDS.say(
-                    "operand",
-                    operand=f"{name}_{j} = {number(operand.item(), 3)}",
-                    factor=on_key,
-                    made="inf",
-                )
+                operand = f"{of.keys[0]}_{j} = {number(operand.item(), 3)}"
+                text += WORDS.say("operand", operand=operand, factor=on_key, made="inf")
         return text
 
     def script(self, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, seed):
-        how = f"op={op!r}, chunk={chunk}, mask={mode(mask)!r}, dtype=torch.{dtype}"
-        made = f"T={T}, H={H}, K={K}, dtype=torch.{dtype}, decay_dtype=torch.float32, seed={seed}"
+        options = f"op={op!r}, chunk={chunk}, mask={mode(mask)!r}, dtype=torch.{dtype}"
+        sizes = f"T={T}, H={H}, K={K}, dtype=torch.{dtype}, decay_dtype=torch.float32, seed={seed}"
         which, names = OPERATORS[op].decay, tuple(tensors(op))
         spiked = "" if spike == NONE else f"x[{which!r}][:, {at}] = {literal(spike)}\n"
         ray = "1.0" if spike == NONE else "0.0"
@@ -342,16 +317,16 @@ class DecayExplorer(Panel):
 import flakit
 from flakit.cases import anchor
 
-x = flakit.inputs({op!r}, decay={literal(decay)}, {made})
-{spiked}run = anchor.run(x, {scheme!r}, {how})
+x = flakit.inputs({op!r}, decay={literal(decay)}, {sizes})
+{spiked}run = anchor.run(x, {scheme!r}, {options})
 for name in {names!r}:
     bad = run.non_finite[name]
     print(f"{{name:3}} {{bad.float().mean():7.2%}} not finite")
 
 # How large |{which}| {along} may grow, by the law and as measured.
-ray = flakit.inputs({op!r}, decay=-{ray}, {made})
-{one}law = anchor.limits({scheme!r}, ray, {how})
-measured = anchor.onset(ray, {scheme!r}, near=law.values(), tolerance={_TOLERANCE}, {how})
+ray = flakit.inputs({op!r}, decay=-{ray}, {sizes})
+{one}law = anchor.limits({scheme!r}, ray, {options})
+measured = anchor.onset(ray, {scheme!r}, near=law.values(), tolerance={_TOLERANCE}, {options})
 for name in {names!r}:
     print(f"{{name:3}} law {{law[name]:.4g}}, measured {{measured[name]:.4g}}")
 """
@@ -380,16 +355,12 @@ def _first_nan(op: str) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
-    """Along uniform decay, or along the decay of token `at` alone."""
+    """Return the onsets along uniform decay, or along the decay of token `at` alone."""
     x = _inputs(op, -1.0 if at is None else 0.0, T, NONE if at is None else -1.0, at, dtype, seed)
-    how = {"op": op, "chunk": chunk, "mask": mode(mask), "dtype": getattr(torch, dtype)}
-    law = anchor.limits(scheme, x, **how)
-    measured = anchor.onset(x, scheme, near=law.values(), tolerance=_TOLERANCE, **how)
-    return {name: Onset(_or_none(law[name]), _or_none(measured[name])) for name in tensors(op)}
-
-
-def _or_none(x: float) -> float | None:
-    return x if x < math.inf else None
+    options = {"op": op, "chunk": chunk, "mask": mode(mask), "dtype": getattr(torch, dtype)}
+    law = anchor.limits(scheme, x, **options)
+    measured = anchor.onset(x, scheme, near=law.values(), tolerance=_TOLERANCE, **options)
+    return {name: Onset(*(x[name] if x[name] < math.inf else None for x in (law, measured))) for name in tensors(op)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -398,32 +369,32 @@ def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
     anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
-    found = np.zeros_like(past)
+    formed = np.zeros_like(past)
     for tile in anchor.tiles(scheme, chunk):
-        first = tile.anchor is None and (anchors.masks[0] if mask == RIGHT else mask) == "before"
-        found[tile.rows, tile.keys] = past[tile.rows, tile.keys] if first else True
-    return found
+        masked = tile.anchor is None and (anchors.masks[0] if mask == RIGHT else mask) == "before"
+        formed[tile.rows, tile.keys] = past[tile.rows, tile.keys] if masked else True
+    return formed
 
 
 @functools.lru_cache(maxsize=64)
 def _exact(scheme: str, chunk: int) -> np.ndarray:
-    """The pairs that have one exponent, their difference, and no factor that is stored."""
-    found = np.zeros((chunk, chunk), bool)
+    """The pairs with a single exponent, the difference, so that no factor is stored; [chunk, chunk]."""
+    exact = np.zeros((chunk, chunk), bool)
     if not anchor.SCHEMES[scheme].dyadic:
         for tile in anchor.tiles(scheme, chunk):
-            found[tile.rows, tile.keys] = tile.anchor is None
-    return found
+            exact[tile.rows, tile.keys] = tile.anchor is None
+    return exact
 
 
 @functools.lru_cache(maxsize=64)
 def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
-    """ln of the largest number that each pair's factor can be; exact differences and dyadic products are float32."""
+    """ln of the largest finite factor of each pair; exact differences and dyadic products are float32."""
     dyadic = anchor.SCHEMES[scheme].dyadic
     return np.where(dyadic | _exact(scheme, chunk), LN_MAX[torch.float32], LN_MAX[number_format])
 
 
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose read's factor overflows, and columns whose key's factor does, alone or with its key."""
+    """Rows whose read factor overflows, and columns whose key factor does, alone or times its key."""
     on_query, on_key = (each.numpy() for each in exponents)
     size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
@@ -432,10 +403,10 @@ def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.nda
 
 
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
-    """The first chunk that goes wrong, by o where that does; else by the gradients whose time axis tells.
+    """Return the first chunk with a non-finite o; if o is finite, the first with a non-finite gradient of a sequence.
 
-    The decay's gradient is no witness: its sums carry a NaN back to the first token. The others are for RWKV7 and GSA
-    only where o is whole, for a NaN in o's chunk reaches all earlier ones through the gradient of the state.
+    The gradient of the decay does not count: its sums carry a NaN back to the first token. In RWKV7 and GSA a NaN in a
+    chunk of o reaches all earlier ones through the gradient of the state, so the others count after o only.
     """
     gradients = [name for name, x in shown.items() if x.dim() == 4 and name not in ("o", f"d{decay}")]
     for names in (["o"], gradients):
@@ -445,48 +416,41 @@ def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
     return at // chunk
 
 
-def _listed(names: Iterable[str]) -> str:
-    """a, b and c"""
-    *others, last = names
-    return WORDS["and"].join([", ".join(others), last]) if others else last
-
-
 def _right(errors: dict[str, float], which: str | int) -> str:
-    """To how many digits finite tensors are right; which: "all" of them, else 1 or 2 of those beside broken ones."""
+    """Say to how many digits the finite tensors are right. which: "all" if none is broken, else 1, or 2 for several."""
     worst = max(errors, key=errors.get)
-    said = {"names": _listed(errors), "worst": worst}
+    names = {"names": listed(list(errors)), "worst": worst}
     if errors[worst] > 0.1:  # infinite where the truth is 0
         off = WORDS.say("off", errors[worst] < math.inf, share=min(errors[worst], 1e9))
-        return WORDS.say("finite", which, off=off, **said)
+        return WORDS.say("finite", which, off=off, **names)
     digits = math.floor(-math.log10(errors[worst])) if errors[worst] else 0
-    right = WORDS.say("right", min(digits, 2), digits=digits)
-    return WORDS.say("fine", which, right=right, **said)
+    return WORDS.say("fine", which, right=WORDS.say("right", digits=digits), **names)
 
 
 def _shares(bad: dict[str, torch.Tensor]) -> str:
-    """How much of each broken tensor is NaN, how much inf, and where that begins."""
-    said = []
-    for kind, hit in (("NaN", torch.isnan), ("inf", torch.isinf)):
-        found: dict[tuple[str, int], list[str]] = {}
+    """Say how much of each broken tensor is NaN and how much inf, and at which token that begins."""
+    kinds = []
+    for kind, is_kind in (("NaN", torch.isnan), ("inf", torch.isinf)):
+        alike: dict[tuple[str, int], list[str]] = {}  # names by share and first token
         for name, x in bad.items():
-            hits = hit(x)
+            hits = is_kind(x)
             if hits.any():
                 first = int(hits.any(-1)[0, :, 0].nonzero()[0, 0]) if x.dim() == 4 and not hits.all() else 0
-                found.setdefault((percent(hits.double().mean().item()), first), []).append(name)
+                alike.setdefault((percent(hits.double().mean().item()), first), []).append(name)
         parts = [
-            WORDS.say("all of" if share == "100%" else "share", share=share, names=_listed(names))
+            WORDS.say("all of" if share == "100%" else "share", share=share, names=listed(names))
             + (WORDS.say("from", t=first) if first else "")
-            for (share, first), names in found.items()
+            for (share, first), names in alike.items()
         ]
         if parts:
-            said.append(WORDS.say("kinds", kind, shares=_listed(parts)))
-    text = WORDS["also"].join(said)
-    named = text.startswith(tuple(bad))  # a name is no word to be written large
-    return WORDS.say("sentence", said=text if named else text[0].upper() + text[1:])
+            kinds.append(WORDS.say("kinds", kind, shares=listed(parts)))
+    text = WORDS["also"].join(kinds)
+    starts_with_name = text.startswith(tuple(bad))  # which keeps its lower case
+    return WORDS.say("sentence", said=text if starts_with_name else text[0].upper() + text[1:])
 
 
 def bound_words(op: str) -> str:
-    """How far an operator's own gate can go; "" where it has no bound."""
+    """Say the bound of an operator's own decay; "" if it has none."""
     of = OPERATORS[op]
     if of.strongest == -math.inf:
         return ""
@@ -494,43 +458,31 @@ def bound_words(op: str) -> str:
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
-    """The tensors that fail first by the law, and where the first one failed."""
+    """Say which tensors fail first by the law, and where the first one failed."""
     laws = {name: onset.law for name, onset in onsets.items() if onset.law is not None}
     measured = min((onset.measured for onset in onsets.values() if onset.measured is not None), default=None)
-    said = {
+    values = {
         "which": which,
-        "knob": WORDS["per token"] if at is None else WORDS.say("of token", at=at),
+        "knob": _along(at),
         "measured": WORDS["nothing"] if measured is None else number(measured),
     }
     if not laws:
-        return WORDS.say("nothing breaks", **said)
+        return WORDS.say("nothing breaks", **values)
     least = min(laws.values())
     names = [name for name, law in laws.items() if law <= least * (1 + SAME)]
-    return WORDS.say(
-        "first", "all" if len(names) == len(onsets) else min(len(names), 2), names=_listed(names), law=least, **said
-    )
+    count = "all" if len(names) == len(onsets) else min(len(names), 2)
+    return WORDS.say("first", count, names=listed(names), law=least, **values)
+
+
+def _along(at: int | None) -> str:
+    return WORDS["per token"] if at is None else WORDS.say("of token", at=at)
 
 
 def _value(result, cell: Cell, op: str) -> str:
-    """One value of a tensor beside its truth."""
-    name, x = cell.map, result["tensors"][cell.map]
-    at = (0, cell.row, 0, cell.column)
-    got, true = x[at].item(), result["exact"][name][at].item()
-    return WORDS.say(
-        "value",
-        name=name,
-        t=cell.row,
-        column=tensors(op)[name],
-        c=cell.column,
-        got=got,
-        true=true,
-    )
-
-
-def _filled(text: str, symbols: dict[str, str]) -> str:
-    for name, symbol in symbols.items():
-        text = text.replace(f"{{{name}}}", symbol)
-    return text
+    """Say one value of a tensor beside its truth."""
+    name, at = cell.map, (0, cell.row, 0, cell.column)
+    got, true = (result[which][name][at].item() for which in ("tensors", "exact"))
+    return WORDS.say("value", name=name, t=cell.row, column=tensors(op)[name], c=cell.column, got=got, true=true)
 
 
 def decay_explorer(

@@ -1,5 +1,4 @@
-"""Chunk against recurrent, or one kernel against another, against float64: how far every output and gradient is off,
-and where."""
+"""Errors of every output and gradient against float64, of an operator's forms or of two kernels, and where they lie."""
 
 import functools
 import math
@@ -29,14 +28,14 @@ HERE, RECORDED = "here", "recorded"
 
 SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
-"""By operator: further ways to make some of its tensors that are worth comparing."""
-_PROFILES = {name: {"rwkv6": "logsigmoid"}.get(name, op.profile) for name, op in OPERATORS.items()}
+"""By operator: other ways to compute some of its tensors."""
+_PROFILES = {"rwkv6": "logsigmoid"}  # its own default, a fresh model's, hardly decays
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTHS = (16, 32, 64, 128, 256, 512)
-_LONG = (1024, 2048, 4096)  # more than a slider should ask of a CPU
-_ODD = (1, 7, 17, 63, 65, 100)  # where a kernel of one's own may count wrongly
+_LONG = (1024, 2048, 4096)  # on a GPU; too slow for a slider on a CPU
+_ODD = (1, 7, 17, 63, 65, 100)  # for user kernels, which may mishandle them
 _ALONG = {
     "T": (64, 128, 256, 512, *_LONG),
     "decay": (-0.01, -0.03, -0.1, -0.3, -1.0, -2.0, -4.0, -8.0, -12.0, -20.0, -35.0, -50.0),
@@ -109,13 +108,12 @@ PRESETS = {
     "strong decay": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -20.0, "T": 256},
 }
 
-
 SLOW = 1.0
-"""Seconds from which on a call is said to be slow."""
+"""Seconds from which the readout calls a call slow."""
 
 
 class GradientComparer(Panel):
-    """Errors against float64 at one setting, measured here or recorded on a GPU; and along time and a knob."""
+    """Errors against float64 at one setting, measured here or recorded on a GPU, and along time and a knob."""
 
     name = "gradient-comparer"
     on_view = ("dtype", "decay", "tensor")
@@ -124,18 +122,18 @@ class GradientComparer(Panel):
     readout_lines = 3
 
     def __init__(self, op: str | Operator = "rwkv6", show=None, own=None, **settings):
-        """own: kernels by name that are compared in the place of the operator's forms."""
+        """own: kernels by name, compared in place of the operator's forms."""
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.own: dict[str, Subject] = dict(own or {})
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self.operators = OPERATORS
         if own or isinstance(op, Operator) or op not in OPERATORS:  # one operator alone
-            self.spec, found = op if isinstance(op, str) else op.name, operator(op)
-            op, self.operators = found.name, {found.name: found}
+            self.spec, of = op if isinstance(op, str) else op.name, operator(op)
+            op, self.operators = of.name, {of.name: of}
             settings = ({} if own else {"T": 16}) | settings  # its truth walks token by token
         recordings = {} if own else {name: _recording(name) for name in self.operators}
-        self.recordings = {name: found for name, found in recordings.items() if found is not None}
+        self.recordings = {name: recording for name, recording in recordings.items() if recording is not None}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
         sources = {WORDS.say("here", device=self.device): HERE}
@@ -145,7 +143,7 @@ class GradientComparer(Panel):
         decays = {name: f"d{of.decay or of.value}" for name, of in self.operators.items()}
         profiles = {name: _PROFILES.get(name, of.profile) for name, of in self.operators.items()}
         own = {name: name for of in self.operators.values() for name in of.profiles}
-        made = {
+        controls = {
             "op": knobs.choice(first, {of.label: name for name, of in self.operators.items()}, "operator"),
             "source": knobs.choice(HERE, sources, WORDS["source"]),
             "dtype": knobs.choice("bfloat16", _DTYPES, WORDS["dtype"]),
@@ -158,15 +156,15 @@ class GradientComparer(Panel):
             "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, WORDS["measure"]),
             "along": knobs.choice("T", {words: name for name, words in WORDS["alongs"].items()}, WORDS["along"]),
         }
-        own_default(self, made["op"], made["profile"], profiles)
-        own_options(self, made["op"], made["tensor"], lambda name: _tensors(self.operators[name]), decays)
+        chosen_op = controls["op"]
+        own_default(self, chosen_op, controls["profile"], profiles)
+        own_options(self, chosen_op, controls["tensor"], lambda name: _tensors(self.operators[name]), decays)
         for name in ("M", "HQ"):
-            only_for(self, made["op"], made[name], [op for op, of in self.operators.items() if name in of.sizes])
+            only_for(self, chosen_op, controls[name], [op for op, of in self.operators.items() if name in of.sizes])
         for name in ("profile", "decay"):
-            only_for(self, made["op"], made[name], [op for op, of in self.operators.items() if of.decay])
-        sweep = ButtonRun(WORDS["button"], self._sweep, done=self._keep, failed=self.fail)
-        self.sweep = sweep
-        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(sweep,))
+            only_for(self, chosen_op, controls[name], [op for op, of in self.operators.items() if of.decay])
+        self.sweep = ButtonRun(WORDS["button"], self._sweep, done=self._keep, failed=self.fail)
+        super().__init__(controls, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(self.sweep,))
 
     def _lengths(self) -> tuple[int, ...]:
         lengths = _LENGTHS + (_LONG if self.device == "cuda" else ())
@@ -178,43 +176,43 @@ class GradientComparer(Panel):
     # Numbers.
 
     def compute(self, op, source, dtype, profile, decay, T, tensor, seed, **setting) -> list[Mapping]:
-        """The rows of `gradient_rows` at the knobs' setting, or the nearest recorded ones."""
+        """Return the rows of `gradient_rows` at the setting, or the nearest recorded ones."""
         decay = self._decay(op, profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
         setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **self._sizes(op, setting), "seed": seed}
-        wanted = tuple(setting.values())
-        if self._measured is None or self._measured[0] != wanted:
-            self._measured = (wanted, self._measure(**setting, keep=True))
+        key = tuple(setting.values())
+        if self._measured is None or self._measured[0] != key:
+            self._measured = (key, self._measure(**setting, keep=True))
         if not any(row["tensor"] == tensor for row in self._measured[1]):
             raise ValueError(WORDS.say("neither", tensor=tensor))
         return self._measured[1]
 
     def _decay(self, op: str, profile: str, decay: float) -> str | float | None:
-        """What `flakit.inputs` takes as its decay."""
+        """Return the decay argument of `flakit.inputs`."""
         of = self.operators[op]
         if not of.decay:
             return None
         return profile if profile in of.profiles else chosen(profile, decay)
 
     def _sizes(self, op: str, setting: Mapping[str, object]) -> dict[str, int]:
-        """The knobs of sizes that the operator has, as `flakit.inputs` takes them."""
+        """Return the sizes that the operator has, as arguments of `flakit.inputs`."""
         return {name: setting[name] for name in ("K", "M", "HQ") if name in self.operators[op].sizes}
 
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
-        setting |= {"device": self.device, "recurrence": False}  # chunks in float64: quick enough for a slider
+        setting |= {"device": self.device, "recurrence": False}  # the truth in chunks is fast enough
         of, forms, others = self.operators[op], None, dict(OTHERS.get(op, {}))
         if self.own:
             forms = ()
-            others = {name: functools.partial(self._made, name, subject) for name, subject in self.own.items()}
+            others = {name: functools.partial(self._called_own, name, subject) for name, subject in self.own.items()}
         elif self.device == "cpu" and of.chunked is not None:
-            # The operator's own recurrent form computes in float64 here and rounds once: no recurrence that rounds.
+            # On a CPU the operator's recurrent form computes in float64 and rounds once, so take a float32 recurrence.
             forms = [name for name in of.forms if name != "recurrent"]
             others = {"recurrent": lambda x, do: recurrence(op, x, arriving=(do, None))} | others
         return gradient_rows(of, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
 
-    def _made(self, name: str, subject: Subject, x: Mapping, do: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Nothing of a kernel that does not take this setting, and why."""
+    def _called_own(self, name: str, subject: Subject, x: Mapping, do: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return a kernel's outputs and gradients; {} if it refuses the setting, and note why."""
         self._refused.pop(name, None)
         start = time.perf_counter()
         try:
@@ -233,7 +231,7 @@ class GradientComparer(Panel):
         return self.recordings[op]
 
     def _sweep(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> dict:
-        """Everything as the knobs say, but for the one that is run through."""
+        """Measure along one knob, with all others as they are."""
         at = self.setting
         along, op, decay = at["along"], at["op"], self._decay(at["op"], at["profile"], at["decay"])
         if along == "decay" and decay is None:
@@ -281,16 +279,15 @@ class GradientComparer(Panel):
         )
 
     def _along_axis(self, rows: Sequence[Mapping], tensor: str) -> Curves:
-        """Along time, or along the first axis of what has no time."""
+        """Return the errors along time, or along the first axis of a tensor without time."""
         op = self.operators[rows[0]["op"]]
         axis = _first_axis(op, tensor)
-        words = WORDS.say(
-            "along time" if axis == "T" else "along rows", tensor=tensor, axis=label(_AXES.get(axis, axis))
-        )
+        title = "along time" if axis == "T" else "along rows"
+        title = WORDS.say(title, tensor=tensor, axis=label(_AXES.get(axis, axis)))
         of = [row for row in rows if row["tensor"] == tensor]
         errors = {row["form"]: _along(op, tensor, row["got"], row["true"]) for row in of}
         length = of[0]["true"].shape[_axes(op, tensor).index(axis)]
-        return Curves(words, WORDS["time"] if axis == "T" else label(_AXES[axis]), range(length), errors)
+        return Curves(title, WORDS["time"] if axis == "T" else label(_AXES[axis]), range(length), errors)
 
     def _along_knob(self, at: Mapping, along: str, tensor: str, measure: str, now: float | None) -> Curves:
         swept = self._swept
@@ -319,9 +316,9 @@ class GradientComparer(Panel):
         limits = torch.finfo(getattr(torch, at["dtype"]))
         small = 0 < of[0]["rms"] < limits.smallest_normal
         size = WORDS.say("small", size=of[0]["rms"], dtype=at["dtype"], least=limits.smallest_normal)
-        said = (WORDS.say("error", form=label(row["form"]), error=_said(row, measure)) for row in of)
+        errors = ", ".join(WORDS.say("error", form=label(row["form"]), error=_error(row, measure)) for row in of)
         errors = WORDS.say(
-            "errors", tensor=tensor, measure=say(MEASURES[measure]), errors=", ".join(said), size=size if small else ""
+            "errors", tensor=tensor, measure=say(MEASURES[measure]), errors=errors, size=size if small else ""
         )
         bad = [
             WORDS.say("bad tensor", tensor=row["tensor"], form=label(row["form"]), count=row["non_finite"])
@@ -330,12 +327,13 @@ class GradientComparer(Panel):
         ]
         forms = self.own or self.operators[op].forms
         worst = max((row for row in rows if row["form"] in forms), key=lambda row: row[measure])
-        worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _said(worst, measure)}
-        fine = "fine" if len(forms) == 2 else "fine alone"
-        if bad or not self.own:
-            finite = WORDS.say("bad", bad=", ".join(bad)) if bad else WORDS.say(fine, **worst)
-        else:
+        worst = {"tensor": worst["tensor"], "form": label(worst["form"]), "error": _error(worst, measure)}
+        if bad:
+            finite = WORDS.say("bad", bad=", ".join(bad))
+        elif self.own:
             finite = self._apart(rows)
+        else:
+            finite = WORDS.say("fine" if len(forms) == 2 else "fine alone", **worst)
         if source == RECORDED:
             ran = rephrase(self.recordings[op].label)
             ran = say("{said}.").format(said=ran[0].upper() + ran[1:])
@@ -345,8 +343,7 @@ class GradientComparer(Panel):
             kernels = choose_backend(None, torch.empty(0, device=self.device)) == "triton"
             how = WORDS["naive" if self.operators[op].chunked is None else "triton" if kernels else "torch"]
             if self.own:
-                mine, other = map(label, self.own)
-                both = WORDS.say("and", mine=mine, other=other)
+                both = WORDS.say("and", **dict(zip(("mine", "other"), map(label, self.own), strict=True)))
                 how = WORDS.say("called", both=both, op=self.operators[op].label)
             ran = WORDS.say("ran", device=self.device, how=how, torch=torch.__version__)
             slow = {name: seconds for name, seconds in self._seconds.items() if seconds > SLOW}
@@ -354,22 +351,22 @@ class GradientComparer(Panel):
         return "\n".join((errors, finite, ran))
 
     def _apart(self, rows: Sequence[Mapping]) -> str:
-        """By how much two kernels of one's own differ from each other; of one that fails, why."""
+        """Say by how much two user kernels differ, or why one failed."""
         if self._refused:
             return " ".join(WORDS.say("failed", form=label(name), why=why) for name, why in self._refused.items())
         mine, other = ({row["tensor"]: row["got"] for row in rows if row["form"] == name} for name in self.own)
         apart = {name: relative_l2(x, other[name].double()) for name, x in mine.items() if name in other}
         tensor = max(apart, key=apart.get)
-        said = WORDS.say("apart", tensor=tensor, error=error(apart[tensor]))
-        for name, made in zip(self.own, (mine, other), strict=True):
-            if none := [x for x in _tensors(self.operators[rows[0]["op"]]) if x not in made]:
-                said += WORDS.say("without", form=label(name), tensors=", ".join(none))
-        return said
+        text = WORDS.say("apart", tensor=tensor, error=error(apart[tensor]))
+        for name, results in zip(self.own, (mine, other), strict=True):
+            if missing := [x for x in _tensors(self.operators[rows[0]["op"]]) if x not in results]:
+                text += WORDS.say("without", form=label(name), tensors=", ".join(missing))
+        return text
 
     # Cells that are pointed at.
 
     def arithmetic(self, rows, cell: Cell, *, op, tensor, **_) -> str | None:
-        """A dot: its errors, and the worst element beside the truth. A step of the upper curves: all forms there."""
+        """Say a dot's errors and its worst element beside the truth, or all forms' errors at a place of a curve."""
         op = self.operators[op]
         if cell.map == ERRORS:
             tensor, form = self._figure(op.name).lane(cell.row)
@@ -381,15 +378,14 @@ class GradientComparer(Panel):
         if cell.map != PLOTS[0]:
             return None
         axis, of = _first_axis(op, tensor), [row for row in rows if row["tensor"] == tensor]
-        found = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
-        errors = ", ".join(WORDS.say("error", form=label(form), error=error(x)) for form, x in found.items())
-        largest = max(of, key=lambda row: found[row["form"]])
-        place = _worst(op, largest, axis, cell.column)
-        words = WORDS["token"] if axis == "T" else label(_AXES[axis])
-        return WORDS.say("step", tensor=tensor, axis=words, n=cell.column, errors=errors, place=place)
+        here = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
+        errors = ", ".join(WORDS.say("error", form=label(form), error=error(x)) for form, x in here.items())
+        place = _worst(op, max(of, key=lambda row: here[row["form"]]), axis, cell.column)
+        name = WORDS["token"] if axis == "T" else label(_AXES[axis])
+        return WORDS.say("step", tensor=tensor, axis=name, n=cell.column, errors=errors, place=place)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """The dots of the tensor whose curves are drawn."""
+        """Highlight the dots of the tensor whose curves are drawn."""
         at = self.setting
         figure = self._figure(at["op"])
         if cell.map == ERRORS:
@@ -416,10 +412,10 @@ rows = run.select(op={op!r}, dtype={dtype!r}, T={at["T"]}, decay={literal(at["de
         sizes = ", ".join(f"{name}={size}" for name, size in self._sizes(op, setting).items())
         others = OTHERS.get(op, {})
         imports = "".join(f"from {make.__module__} import {make.__name__}\n" for make in others.values())
-        made, forms, loop, subject = {name: make.__name__ for name, make in others.items()}, "", "", repr(op)
+        calls, forms, loop, subject = {name: make.__name__ for name, make in others.items()}, "", "", repr(op)
         if self.device == "cpu" and of.chunked is not None:
             imports += "from flakit.numerics.evaluate import recurrence\n"
-            made, forms = {"recurrent": "in_float32"} | made, " forms='chunk',"
+            calls, forms = {"recurrent": "in_float32"} | calls, " forms='chunk',"
             loop = f"""
 
 def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in float64 and rounds once
@@ -429,26 +425,26 @@ def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in
         if self.own:
             subject, forms, loop = repr(self.spec), " forms=(),", "\n".join(self._imported())
             imports = "from flakit.instruments.subject import Subject\n"
-            made = {name: f"Subject({called}, {self.spec!r}).made" for name, called in self._called().items()}
-        given = f" others={{{', '.join(f'{name!r}: {make}' for name, make in made.items())}}}," if made else ""
+            calls = {name: f"Subject({called}, {self.spec!r}).made" for name, called in self._names_in_script().items()}
+        others = f" others={{{', '.join(f'{name!r}: {call}' for name, call in calls.items())}}}," if calls else ""
         at = "" if decay is None else f"decay={literal(decay)}, "
         return f"""import torch
 {imports}from flakit.numerics.gradients import gradient_rows
 {loop}
 rows = gradient_rows(
-    {subject},{forms}{given}
+    {subject},{forms}{others}
     T={T}, H=1, {sizes}, {at}dtype=torch.{dtype}, device={self.device!r}, seed={seed},
     recurrence=False,  # the float64 truth in chunks where there are any, as the panel does
 )
 {show}"""
 
-    def _called(self) -> dict[str, str]:
-        """What a script calls the kernels of one's own."""
+    def _names_in_script(self) -> dict[str, str]:
+        """Names for the user's kernels in a script."""
         return {name: f"kernel_{n}" for n, name in enumerate(self.own)}
 
     def _imported(self) -> list[str]:
-        """The lines that import them."""
-        lines = [import_of(self.own[name].original, called) for name, called in self._called().items()]
+        """The lines of a script that import the user's kernels."""
+        lines = [import_of(self.own[name].original, called) for name, called in self._names_in_script().items()]
         return ["", *dict.fromkeys(line for each in lines for line in each)]
 
 
@@ -457,14 +453,14 @@ def _tensors(op: Operator) -> tuple[str, ...]:
 
 
 def _recording(op: str) -> recorded.Recording | None:
-    """None where there is none; a recording that cannot be read is an error to see."""
+    """Return an operator's recording, None without one. An unreadable one raises."""
     if op not in RECORDINGS or not (recorded.data_folder() / f"{RECORDINGS[op]}.json").is_file():
         return None
     return recorded.read(RECORDINGS[op], needs=_COLUMNS)
 
 
 def _nearest(recording: recorded.Recording, *, op: str, dtype: str, T: int, decay: str | float) -> list[Mapping]:
-    """The rows of the recorded setting nearest to the one asked for, of the same dtype."""
+    """Return the rows of the nearest recorded setting of the same dtype."""
     rows = recording.select(op=op, dtype=dtype)
     if not rows:
         raise ValueError(f"dtype: expected one of {', '.join(recording.values('dtype'))} in the recording, got {dtype}")
@@ -475,7 +471,7 @@ def _nearest(recording: recorded.Recording, *, op: str, dtype: str, T: int, deca
 
 
 def _closest(wanted: str | float, recorded_values: Iterable[str | float]) -> str | float:
-    """The value itself, else the nearest by ratio; a name that was not recorded gives the first by alphabet."""
+    """Return the value if recorded, else the nearest by ratio; for an unrecorded name the first in the alphabet."""
     values = set(recorded_values)
     if wanted in values:
         return wanted
@@ -490,7 +486,7 @@ def _closest(wanted: str | float, recorded_values: Iterable[str | float]) -> str
 
 
 def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
-    """One tensor's error along a knob."""
+    """Return one tensor's errors along a knob."""
     of_tensor = [row for row in rows if row["tensor"] == tensor]
     values = dict.fromkeys(row[along] for row in of_tensor)
     if along == "decay":
@@ -498,25 +494,15 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     values = sorted(values, key=_DTYPES.index if along == "dtype" else abs)
     errors = {}
     for form in dict.fromkeys(row["form"] for row in of_tensor):
-        found = {row[along]: row[measure] for row in of_tensor if row["form"] == form}
-        errors[form] = [found.get(value, math.nan) for value in values]
-    setting = [
-        fixed.get("dtype"),
-        f"T = {fixed['T']}" if "T" in fixed else None,
-        WORDS.say("decay", decay=number(fixed["decay"], 5)) if "decay" in fixed else None,
-    ]
+        by_value = {row[along]: row[measure] for row in of_tensor if row["form"] == form}
+        errors[form] = [by_value.get(value, math.nan) for value in values]
+    setting = [fixed["dtype"]] if "dtype" in fixed else []
+    setting += [f"T = {fixed['T']}"] if "T" in fixed else []
+    setting += [WORDS.say("decay", decay=number(fixed["decay"], 5))] if "decay" in fixed else []
     title = WORDS.say("along knob", tensor=tensor, knob=WORDS["alongs"][along])
     x = values if along == "dtype" else [abs(value) for value in values]
-    return Curves(
-        title,
-        WORDS["xlabels"][along],
-        x,
-        errors,
-        log=along != "dtype",
-        now=now,
-        setting=", ".join(filter(None, setting)),
-        where=where,
-    )
+    more = {"log": along != "dtype", "now": now, "setting": ", ".join(setting), "where": where}
+    return Curves(title, WORDS["xlabels"][along], x, errors, **more)
 
 
 def _figure(op: Operator, own: tuple[str, ...], width: float) -> GradientFigure:
@@ -525,25 +511,25 @@ def _figure(op: Operator, own: tuple[str, ...], width: float) -> GradientFigure:
 
 
 def _axes(op: Operator, tensor: str) -> list[str]:
-    """Of an output or a gradient."""
+    """The axes of an output or a gradient."""
     return op.axes[tensor if tensor in op.axes else tensor[1:]].split()
 
 
 def _first_axis(op: Operator, tensor: str) -> str:
-    """Time, else the first of those that are not batch or head."""
+    """Time, else the first axis that is neither batch nor head."""
     axes = _axes(op, tensor)
     return "T" if "T" in axes else next(axis for axis in axes if axis not in ("B", "N", "H"))
 
 
 def _along(op: Operator, tensor: str, got: torch.Tensor, true: torch.Tensor) -> list[float]:
-    """The error of each place of the first axis, relative to the RMS of the whole."""
+    """Return the error at each place of the first axis, relative to the tensor's RMS."""
     at = _axes(op, tensor).index(_first_axis(op, tensor))
     moved = (x.movedim(at, 0).reshape(1, x.shape[at], -1, 1) for x in (got, true))
     return along_time(*moved).tolist()
 
 
 def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> str:
-    """Where the largest error is, of all elements or of those at a place of an axis, and the value beside the truth."""
+    """Say where the largest error lies, of all elements or at place `at` of an axis, and the value beside the truth."""
     if "got" not in row:
         return ""
     axes, got, true = _axes(op, row["tensor"]), row["got"].double(), row["true"].double()
@@ -554,40 +540,33 @@ def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> 
         only = only.reshape([-1 if name == axis else 1 for name in axes])
         off = torch.where(only, off, -1.0)
     place = [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
-    words = {"T": WORDS["token"], **_AXES}
-    said = [f"{label(words[name])} {n}" for name, n in zip(axes, place, strict=True) if name in words and name != axis]
-    value = {"got": number(got[tuple(place)].item()), "true": number(true[tuple(place)].item())}
-    return WORDS.say("place", place=", ".join(said), **value)
+    names = {"T": WORDS["token"], **_AXES}
+    parts = [f"{label(names[x])} {n}" for x, n in zip(axes, place, strict=True) if x in names and x != axis]
+    return WORDS.say("place", place=", ".join(parts), got=got[tuple(place)], true=true[tuple(place)])
 
 
 def _size(decay: str | float) -> float | None:
-    """|decay| where a logarithmic axis has a place for it."""
+    """|decay|, None if a logarithmic axis cannot show it."""
     return None if isinstance(decay, str) or decay in (0, -math.inf) else -decay
 
 
-def _said(row: Mapping, measure: str) -> str:
-    if math.isfinite(row[measure]) or row["non_finite"]:
-        return error(row[measure])
-    return WORDS["infinite"]
+def _error(row: Mapping, measure: str) -> str:
+    return error(row[measure]) if math.isfinite(row[measure]) or row["non_finite"] else WORDS["infinite"]
 
 
 def gradient_comparer(
-    op: str | Operator = "rwkv6",
-    show=None,
-    *,
-    language: str | None = None,
-    **settings,
+    op: str | Operator = "rwkv6", show=None, *, language: str | None = None, **settings
 ) -> GradientComparer:
-    """A panel that compares an operator's forms, and the widely used dw, with float64.
+    """Panel: an operator's forms, and the widely used dw, beside float64.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`; or, alone, any other that `like` of `flakit.audit` takes,
-    whose one form of its own is the naive recurrence. `compare` is the same panel on kernels of one's own.
-    show: names of the knobs on view, at first dtype, decay and tensor; the others lie under "more".
-    settings: any of its knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
-    `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, of GSA M (slots) and HQ (query
-    heads of the one memory), tensor (of the curves) and measure, along ("T", "decay" or "dtype": what the button
-    runs through), seed.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    op: an operator of `flakit.numerics.operators.OPERATORS`, or any other that `like` of `flakit.audit` accepts, whose
+        only form is the naive recurrence. `compare` is the same panel for your own kernels.
+    show: names of the knobs on view, default dtype, decay and tensor; the others lie under "more".
+    settings: starting values of the knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
+        `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, for GSA M (slots) and HQ
+        (query heads of the one memory), tensor (of the curves), measure, along ("T", "decay" or "dtype": the axis that
+        the button measures), seed.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
     """
@@ -604,13 +583,12 @@ def compare(
     language: str | None = None,
     **settings,
 ) -> GradientComparer:
-    """A panel that compares two kernels, each with float64 and both with each other: output, state and every gradient.
+    """Panel: two kernels beside float64 and beside each other: output, state and every gradient.
 
-    mine, other: as `flakit.audit` takes a kernel; other: default flakit's own, in chunks where it has such a form and
-    naive elsewhere. A kernel that raises has no dots, and the readout says why.
-    like: the operator that both compute, as `flakit.audit` takes it; default: what the name of the first says.
-    show, settings: as `gradient_comparer` takes them.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    mine, other: kernels, as in `flakit.audit`; other defaults to flakit's own, in chunks if it has that form, else
+        naive. A kernel that raises has no dots, and the readout gives its error.
+    like: the operator that both compute, as in `flakit.audit`; default: inferred from the name of the first.
+    show, settings, language: as in `gradient_comparer`.
 
     >>> compare(my_kernel, like="rwkv6", decay=-1.0)
     >>> compare(my_kda, "fla.ops.kda:chunk_kda", like="kda", dtype="bfloat16", T=100)
@@ -619,7 +597,7 @@ def compare(
     second = _own(first.op) if other is None else _subject(other, first.op)
     names = [x.name.rpartition(":")[2] for x in (first, second)]
     if names[0] == names[1] or "<" in "".join(names):
-        names = list(WORDS.english[name] for name in ("mine", "other"))
+        names = [WORDS.english[name] for name in ("mine", "other")]
     if "decay" in settings:
         settings = {"profile": CONSTANT} | settings
     with speaking(language):
@@ -631,7 +609,7 @@ def compare(
 
 
 def _own(op: Operator) -> Subject:
-    """What a kernel is compared with where there is no other."""
+    """Return flakit's own kernel to compare with."""
     if op.chunked is None:
         return Subject(op.reference.function, op, name="naive")
     return Subject(op.forms["chunk"], op, name="chunk")

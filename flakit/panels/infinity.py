@@ -1,4 +1,4 @@
-"""One infinity's way: from one key's factor to the whole of a gradient, step by step."""
+"""How one infinite factor of a key spreads to a whole gradient, step by step."""
 
 import functools
 import html
@@ -22,9 +22,9 @@ from . import knobs
 from .base import Panel, Player
 
 C, K = 8, 4
-ROW = 1  # of dr, the one whose sum is followed
-KERNEL_CHUNK, KERNEL_DECAY = 64, -1.39  # as kernels cut, just past 88.72 / 64
-SECONDS = 5  # a step while playing: time to read a sentence
+ROW = 1  # the row of dr whose sum the panel shows
+KERNEL_CHUNK, KERNEL_DECAY = 64, -1.39  # a kernel's chunk, and a decay just past 88.72 / 64
+SECONDS = 5  # per step while playing: time to read a sentence
 END = LN_MAX[torch.float32]
 _SMALLEST, _NORMAL = (math.log(torch.finfo(torch.float32).smallest_normal * x) for x in (2**-23, 1))
 
@@ -56,7 +56,7 @@ BACKWARD = (
     ("k<sub>j</sub>", ("dr",)),
     ("e<sup>−gi<sub>j</sub></sup>", ("dr", "loss")),
 )
-"""The formulas as terms, each with the steps in which it is lit."""
+"""The formulas as terms, each with the steps that highlight it."""
 
 WORDS = Words() | {
     "symbols forward": "r: a token's query, scaled; k, v: its key and value; o: its output; w: the decay, a natural "
@@ -151,7 +151,6 @@ WORDS = Words() | {
     "alt loss": "Step {step} of {steps}, decay {decay}: bars of what is lost, NaN or infinite. {shares}",
     "lost names": {"keys": "the keys' factors", "o": "output o", **{f"d{x}": f"gradient d{x}" for x in "vkrw"}},
 }
-"""Everything the panel says."""
 
 
 class Infinity(Panel):
@@ -163,16 +162,16 @@ class Infinity(Panel):
     def __init__(self, show=None, **settings):
         names = list(WORDS["lost names"].values())
         self._figure, self._losses = WayFigure(C, K), LossFigure(WORDS["heading loss"], names)
-        made = {
+        controls = {
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
             "step": knobs.integer(1, 1, len(STEPS), WORDS["step"]),
         }
         player = Player(len(STEPS) - 1, lambda place: self.set(step=place + 1), 1000 * SECONDS)
-        super().__init__(made, settings, alt="", show=show, player=player)
+        super().__init__(controls, settings, alt="", show=show, player=player)
         self._side_by_side()
 
     def _side_by_side(self) -> None:
-        """The readout to the right of the picture, above it where a screen is too narrow for both."""
+        """Place the readout to the right of the picture, or above it on a screen too narrow for both."""
         self.readout.layout = {"flex": "1 1 290px", "min_height": "197px", "width": "auto", "padding": "0 0 0 6px"}
         self._make_room()
         both = widgets.Box([self.readout, self._pictures])
@@ -182,7 +181,7 @@ class Infinity(Panel):
         self.children = children
 
     def _make_room(self) -> None:
-        """For the picture; for all of the width where another one is pinned beside it."""
+        """Reserve the picture's width, or the full width if another picture is pinned beside it."""
         self._pictures.layout.flex = f"0 1 {self.canvas.pixels[0]}px" if self._pinned_setting is None else "1 1 100%"
 
     def pin(self) -> None:
@@ -190,7 +189,7 @@ class Infinity(Panel):
         self._make_room()
 
     def _size_readout(self) -> None:
-        pass  # it stands beside the picture, as high as that
+        pass  # it is as high as the picture beside it
 
     def compute(self, decay, seed, **_) -> case.Way:
         return _follow(decay, C, K, seed)
@@ -204,14 +203,14 @@ class Infinity(Panel):
                 WORDS.say("law", chunk=chunk, C=size, end=f"{END:.2f}", law=f"{END / size:.4g}", fixed=fixed)
                 for chunk, size, fixed in zip(chunks, sizes, ("", WORDS["fixed"]), strict=True)
             ]
-            said = [[_share(x, size) for x in each] for each, size in zip(shares, sizes, strict=True)]
-            self._losses.update(titles, shares, said)
+            labels = [[_share(x, size) for x in each] for each, size in zip(shares, sizes, strict=True)]
+            self._losses.update(titles, shares, labels)
         else:
             self.canvas = self._figure.canvas
             self._draw_way(way, STEPS[step - 1])
 
     def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[int], list[str], list[list[float]]]:
-        """Of this chunk and of one as kernels cut: its length, its name, and the share that is lost of each tensor."""
+        """For this chunk and a kernel's: the lengths, the names, and the lost share of each tensor."""
         ways = {(C, decay): way, (KERNEL_CHUNK, KERNEL_DECAY): _kernel(seed)}
         chunks = [WORDS.say("chunk", C=size, decay=f"{w:g}") for size, w in ways]
         shares = [[each.lost[name] for name in WORDS["lost names"]] for each in ways.values()]
@@ -234,8 +233,8 @@ class Infinity(Panel):
             "dr": {"pairs": [pair], "key": [(0, last)], "result": [(ROW, 0)]},
         }[step]
         centre = {"pair": made.pairs, "all": made.scores, "mask": made.kept, "row": made.kept}.get(step)
-        if step == "pair":  # the one pair of the sentence; all of them come next
-            centre = None if centre is None else _only(centre, pair)
+        if step == "pair":  # only the pair of the sentence; the next step shows all
+            centre = _only(centre, pair)
         shown = {
             "key": made.key,
             "read": made.read if at else None,
@@ -252,57 +251,57 @@ class Infinity(Panel):
     # Words.
 
     def sentence(self, way: case.Way, step: str) -> str:
-        """What happens in a step, at this decay."""
+        """Say what happens in a step at this decay."""
         made, true, (i, j) = way.made, way.true, way.cell
         down, up = (x.tolist() for x in way.exponents)
         bad = [n for n, x in enumerate(made.key) if not x.isfinite()]
-        said = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": _exponent(down[i]), "up": _exponent(up[j])}
-        said["cut"] = C * (C + 1) // 2
+        values = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": _exponent(down[i]), "up": _exponent(up[j])}
+        values["cut"] = C * (C + 1) // 2
         if step == "key":
-            return self._first(way, bad, said)
+            return self._first(way, bad, values)
         if step == "read":
             size = _size(made.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
-            return WORDS.say("read, fine" if not bad else "read" if i > j else "read, own", size=size, **said)
+            return WORDS.say("read, fine" if not bad else "read" if i > j else "read, own", size=size, **values)
         if step == "pair":
             kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
             kind = "own" if (i, kind) == (j, "inf") else kind
-            return WORDS.say(f"pair, {kind}", true=_number(true.pairs[i, j]), **said)
+            return WORDS.say(f"pair, {kind}", true=_number(true.pairs[i, j]), **values)
         spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
         if step == "all":
             fate = WORDS.say(f"all, {'bad' if spoilt else 'fine'}", spoilt=spoilt, why=WORDS["why"][_why(way, i, j)])
             return WORDS.say("all", all=C * C, K=K, fate=fate)
         if step == "mask":
             kind = "some" if left else "none" if spoilt else "fine"
-            said |= {x: WORDS.say(x, left == 1, left=left) for x in ("left", "stay")}
-            return WORDS.say(f"mask, {kind}", spoilt=spoilt, **said)
+            values |= {x: WORDS.say(x, left == 1, left=left) for x in ("left", "stay")}
+            return WORDS.say(f"mask, {kind}", spoilt=spoilt, **values)
         if step == "row":
             rows = int((~made.o.isfinite()).any(-1).sum())
-            said |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
-            said |= {"rows": rows, "are": WORDS["are"][rows == 1]}
-            return WORDS.say(f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}", **said)
+            values |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
+            values |= {"rows": rows, "are": WORDS["are"][rows == 1]}
+            return WORDS.say(f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}", **values)
         if step == "dr":
             return WORDS.say(f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}", row=ROW)
         if step == "loss":
             first, second = (f"{END / n:.2f}" for n in (C, C - 1))
             unread, heard = (_follow(-1.001 * END / n, C, K, 0).lost for n in (C, C - 1))
             new = {name: share for name, share in heard.items() if not unread[name]}
-            said |= {"unread": _cost(unread), "heard": _cost(new)}
-            return WORDS.say("loss", first=first, second=second, before=C - 1, **said)
-        return WORDS.say(step, **said)
+            values |= {"unread": _cost(unread), "heard": _cost(new)}
+            return WORDS.say("loss", first=first, second=second, before=C - 1, **values)
+        return WORDS.say(step, **values)
 
-    def _first(self, way: case.Way, bad: list[int], said: dict) -> str:
-        """The first step: one key's factor, and which others share its fate."""
+    def _first(self, way: case.Way, bad: list[int], values: dict) -> str:
+        """Say the first step: one key's factor, and which other keys overflow with it."""
         j = way.cell[1] if bad else C - 1
         others = [str(n) for n in bad if n != j]
-        others = WORDS.say("others", min(len(others), 2), keys=WORDS["and"].join(others))
-        said |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
-        said["decay"] = _exponent(way.exponents[1][0].item())
-        said["place"] = WORDS.say("place", j == C - 1, **said)
-        said["fate"] = WORDS.say("fate", bool(bad), others=others, **said)
-        return WORDS.say("key", **said)
+        others = WORDS.say("others", n=len(others), keys=WORDS["and"].join(others))
+        values |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
+        values["decay"] = _exponent(way.exponents[1][0].item())
+        values["place"] = WORDS.say("place", j == C - 1, **values)
+        values["fate"] = WORDS.say("fate", bool(bad), others=others, **values)
+        return WORDS.say("key", **values)
 
     def shown(self, way: case.Way, step: str) -> str:
-        """The lit cell as float32 computes it, and as it is."""
+        """Say the highlighted cell's number as float32 computes it, and its true value."""
         (i, j), last = way.cell, C - 1
         if step == "key":
             return _factor(way, "key", last if way.made.key.isfinite().all() else j)
@@ -312,11 +311,10 @@ class Infinity(Panel):
             i, j = ROW, last
         if step == "row":
             return _output(way, i, 0, j)
-        made = {"pair": _pair, "all": _score, "mask": _masked, "dA": _arriving, "dr": _term}.get(step)
-        return "" if made is None else made(way, i, j)
+        return _CELLS[step](way, i, j) if step in _CELLS else ""
 
     def arithmetic(self, way: case.Way, cell: Cell, *, step, decay, seed, **_) -> str | None:
-        """The same of any cell whose number is printed."""
+        """Say the same for any cell with a printed number."""
         name, i, j = STEPS[step - 1], cell.row, cell.column
         if name == "loss":
             n, row = CHUNKS.index(cell.map), cell.row
@@ -329,11 +327,10 @@ class Infinity(Panel):
             return _factor(way, cell.map, max(i, j))
         if cell.map == "result":
             return _output(way, i, j, max(i - 1, 0)) if name == "row" else _gradient(way, i, j)
-        made = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}
-        return made[name](way, i, j)
+        return _CELLS[name](way, i, j)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """The row of the read and the column of the key in the other maps."""
+        """Highlight the row of the read and the column of the key in the other maps."""
         if cell.map in CHUNKS:
             return []
         row = None if cell.map == "key" else cell.row
@@ -342,9 +339,9 @@ class Infinity(Panel):
         return [each for each in maps if each[0] != cell.map and each[1:] != (None, None)]
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
-        """How little was infinite, and how much is lost."""
+        """Say how few keys are infinite and how much is lost."""
         count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
-        keys = WORDS.say("count, keys", min(count, 2), count=count, C=C) if count else ""
+        keys = WORDS.say("count, keys", count=count, C=C) if count else ""
         if step == "loss":
             kernel = {f"{name}64": _share(_kernel(seed).lost[name], KERNEL_CHUNK) for name in ("keys", "dr")}
             law = {"end": f"{END:.2f}", "law": f"{END / KERNEL_CHUNK:.4g}"}
@@ -354,13 +351,13 @@ class Infinity(Panel):
         return WORDS.say("count", keys=keys, dr=rows, C=C) if step == "dr" else keys
 
     def alt_text(self, way: case.Way, *, decay: float, step: int, **_) -> str:
-        name, said = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
+        name, values = STEPS[step - 1], {"step": step, "steps": len(STEPS), "decay": f"{decay:g}", "C": C}
         if name == "loss":
             shares = ", ".join(f"{words} {_share(way.lost[x], C)}" for x, words in WORDS["lost names"].items())
-            return WORDS.say("alt loss", shares=shares, **said)
+            return WORDS.say("alt loss", shares=shares, **values)
         bad = ", ".join(str(n) for n, x in enumerate(way.made.key) if not x.isfinite()) or WORDS["no key"]
         title, sentence = WORDS[f"title {name}"], self.sentence(way, name)
-        return WORDS.say("alt", title=title, sentence=sentence, bad=bad, **said)
+        return WORDS.say("alt", title=title, sentence=sentence, bad=bad, **values)
 
     def describe(self, way, *, step, seed, **_) -> str:
         name = STEPS[step - 1]
@@ -407,7 +404,7 @@ def _kernel(seed: int) -> case.Way:
 
 
 def _stops() -> set[float]:
-    """Even ones, and on either side of every decay at which something new happens."""
+    """Evenly spaced decays, and some on both sides of every decay at which something new breaks."""
     laws = [END / n for n in (C, C - 1, C - 2)] + [(-_SMALLEST + math.log(2)) / (C - 1)]
     near = {round(math.floor(100 * law) / 100 + by, 2) for law in laws for by in (-0.02, 0, 0.01, 0.03)}
     return {-x for x in near} | {-n / 10 for n in range(90, 161)}
@@ -426,7 +423,7 @@ def _size(factor: float) -> str:
 
 
 def _number(x: torch.Tensor | float) -> str:
-    """Three digits of an ordinary number, two of a size; a number on a tie is rounded as it is written."""
+    """Write three digits of an ordinary number, two of a very large or small one, with ties rounded in decimal."""
     x = float(x) + 0.0  # no -0
     if x != x:
         return "NaN"
@@ -440,23 +437,23 @@ def _exponent(x: float) -> str:
 
 
 def _share(x: float, tokens: int) -> str:
-    """Of how many tokens; in percent where only some channels of one are lost."""
+    """Say how many of the tokens, or, if only some channels of one are lost, the percentage."""
     return WORDS.say("of", n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
 
 
 def _cost(lost: Mapping[str, float]) -> str:
-    """What is lost of the tensors, all of some and rows of others."""
+    """Say which tensors are lost entirely and of which only some rows."""
     names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
-    said = [
+    parts = [
         WORDS.say("all of" if share == 1 else "rows of", share=_share(share, C), names=WORDS["and"].join(names[share]))
         for share in sorted(names, reverse=True)
         if names[share]
     ]
-    return WORDS["and also"].join(said)
+    return WORDS["and also"].join(parts)
 
 
 def _why(way: case.Way, i: int, j: int) -> str:
-    """How a score becomes NaN: by a term that is, or by the difference of two that are infinite."""
+    """Say how a score becomes NaN: from a NaN term, or from the difference of two infinite ones."""
     terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
     return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 
@@ -466,7 +463,7 @@ def _true(made: str, true: torch.Tensor | float) -> str:
 
 
 def _factor(way: case.Way, which: str, n: int) -> str:
-    """Of read n or of key n."""
+    """Say the factor of read n or of key n."""
     exponent = way.exponents[which == "key"][n].item()
     return _true(f"e^{exponent:.4g} = {_number(getattr(way.made, which)[n])}", getattr(way.true, which)[n])
 
@@ -488,7 +485,7 @@ def _masked(way: case.Way, i: int, j: int) -> str:
 
 
 def _output(way: case.Way, i: int, c: int, last: int) -> str:
-    """Two keys of row i, channel c, up to the last one."""
+    """Say row i of o, channel c, by its last two terms."""
     made, v = way.made, way.operands["v"]
     first = max(last - 1, 0)
     terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, c])}" for n in range(first, last + 1))
@@ -501,20 +498,24 @@ def _arriving(way: case.Way, i: int, j: int) -> str:
 
 
 def _term(way: case.Way, i: int, j: int) -> str:
-    """What key j brings to row i of dr, in channel 0."""
+    """Say the term of key j in row i of dr, channel 0."""
     made, up = way.made, way.exponents[1][j].item()
-    found = made.dA[i, j] * made.scaled[j, 0]
-    factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(found)}"
+    product = made.dA[i, j] * made.scaled[j, 0]
+    factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(product)}"
     true = WORDS.say("term", true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
     return WORDS.say("arithmetic", made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:
-    """The last two terms of the sum of row i, channel c."""
+    """Say row i of dr, channel c, by its last two terms."""
     made = way.made
     terms = " + ".join(f"{_number(made.dA[i, n])} · {_number(made.scaled[n, c])}" for n in (C - 2, C - 1))
     exponent = way.exponents[0][i].item()
     return _true(f"dr_{i} = e^{exponent:.4g} · (… + {terms}) = {_number(made.dr[i, c])}", way.true.dr[i, c])
+
+
+_CELLS = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}
+"""How the number of a cell comes about in each step, of (way, row, column)."""
 
 
 def _sum(terms: torch.Tensor) -> str:
@@ -523,16 +524,16 @@ def _sum(terms: torch.Tensor) -> str:
 
 
 def _formula(step: str) -> str:
-    """The formula of a step as HTML, the lit terms on the colour of the lit cell."""
+    """Return the formula of a step as HTML, with its terms on the colour of the highlighted cell."""
     terms = BACKWARD if step in ("dA", "dr", "loss") else FORWARD
     look = (
         f"background: {LIT['edgecolor']}; color: white; border-radius: 3px; padding: 2px 3px 4px; display: inline-block"
     )
-    found = []
+    parts = []
     for lit, group in itertools.groupby(terms, lambda term: step in term[1]):
-        words = " ".join(words for words, _ in group)
-        found.append(f'<mark style="{look}">{words}</mark>' if lit else _LETTER.sub(_coloured, words))
-    return " ".join(found)
+        text = " ".join(text for text, _ in group)
+        parts.append(f'<mark style="{look}">{text}</mark>' if lit else _LETTER.sub(_coloured, text))
+    return " ".join(parts)
 
 
 _LETTER = re.compile(r"(?<![A-Za-z])d?[rkv](?=<sub>)")
@@ -547,24 +548,25 @@ _POWER = re.compile(r"(?<=\be)\^(?:\(((?:[^()]|\([^()]*\))*)\)|([-−]?\d+(?:\.\
 
 
 def _typeset(text: str) -> str:
-    """Words as HTML: the indices and powers of e in them where a formula has them."""
+    """Return text as HTML, with subscripts and powers of e as in a formula."""
     return _POWER.sub(
         lambda power: f"<sup>{power[1] or power[2]}</sup>", _INDEX.sub(r"<sub>\1</sub>", html.escape(text))
     )
 
 
 def _plain(formula: str) -> str:
-    """The same without HTML: lit terms in brackets."""
+    """Return a formula without HTML, with highlighted terms in brackets."""
     text = re.sub(r"</?span[^>]*>", "", re.sub(r"<mark[^>]*>(.*?)</mark>", r"[\1]", formula))
     return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
 
 
 def infinity(show=None, *, language: str | None = None, **settings) -> Infinity:
-    """A panel that follows one infinite factor through a chunk, forward and backward.
+    """Panel: one infinite factor on its way through a chunk, forward and backward.
 
-    show: names of the knobs on view, at first decay and step; the others lie under "more".
-    settings: any of its knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9), seed.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    show: names of the knobs on view, default all but seed; the others lie under "more".
+    settings: starting values of the knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9),
+        seed.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> infinity(decay=-11.5, step=8)
     """

@@ -26,16 +26,10 @@ H, K = 1, 16
 ANY = "any"
 
 WORDS = Words() | {
-    "knobs": {
-        "op": "operator",
-        "against": "against",
-        "tensor": "tensor",
-        "scheme": "anchor",
-        "mask": "mask",
-        "dtype": "dtype",
-        "chunk": "chunk",
-        "T": "length T",
-    },
+    "vertical": "against",
+    "tensor": "tensor",
+    "chunk": "chunk",
+    "T": "length T",
     "against": {"T": "length T", "chunk": "chunk", "at": "token of the only decay"},
     "up": {"T": "length T (tokens)", "chunk": "chunk (tokens)", "at": "token t that decays"},
     "at": {"T": "T = {row}", "chunk": "chunk = {row}", "at": "token {row}"},
@@ -71,10 +65,9 @@ WORDS = Words() | {
     "anywhere": "any distance",
     "verdict": {True: "as foretold", False: "the law is wrong here"},
 }
-"""Everything the panel says."""
 
 AGAINST = {label: name for name, label in WORDS.english["against"].items()}
-"""What the vertical axis is. With "at", the decay is that of one token; with the others, that of every token."""
+"""The vertical axis by its label. With "at" one token alone decays, otherwise all do."""
 
 PRESETS = {
     "start anchor": {"scheme": "none", "against": "T"},
@@ -99,16 +92,16 @@ _ROWS = {
         "at": (0, 1, 8, 14, 15, 16, 17, 18, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 79, 80, 81, 96),
     },
 }
-_DECAYS = {"coarse": 11, "fine": 25}  # evenly spaced ones; those around the laws come on top
-_NEAR = 1.004, 1.012  # how far from a law, as factors
-_SAME = 0.02  # laws that share their columns: less than two pixels apart
-_KEPT = 16  # fine maps, the latest
+_DECAYS = {"coarse": 11, "fine": 25}  # evenly spaced; further ones lie around the laws
+_NEAR = 1.004, 1.012  # distances from a law, as factors
+_SAME = 0.02  # laws closer than this, less than two pixels, share their columns
+_KEPT = 16  # the number of fine maps in memory
 _LOWEST, _HIGHEST = 0.05, 500.0  # |log decay|
-_MILLISECONDS = 2000  # a scheme while playing
+_MILLISECONDS = 2000  # per scheme while playing
 
 
 class PhaseDiagram(Panel):
-    """A coarse map at once; behind the button a fine one, with the error against float64 where all is finite."""
+    """A coarse map at once, and on request a fine one with the error against float64 where everything is finite."""
 
     name = "phase-diagram"
     on_view = ("against", "tensor", "scheme")
@@ -119,40 +112,39 @@ class PhaseDiagram(Panel):
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
         self._fine = {}
         first = next(iter(anchor.OPERATORS))
-        made = {
+        controls = {
             "op": knobs.operator_choice(first, anchor.OPERATORS),
-            "against": knobs.choice("T", AGAINST, ""),
-            "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, ""),
+            "against": knobs.choice("T", AGAINST, WORDS["vertical"]),
+            "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, WORDS["tensor"]),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), ""),
-            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), ""),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), WORDS["chunk"]),
+            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), WORDS["T"]),
         }
-        for name, knob in made.items():
-            knob.description = WORDS["knobs"][name]
-        own_options(self, made["op"], made["tensor"], _offered, dict.fromkeys(anchor.OPERATORS, ANY))
-        made["against"].observe(lambda _: self._disable(), "value")
+        own_options(self, controls["op"], controls["tensor"], _offered, dict.fromkeys(anchor.OPERATORS, ANY))
+        controls["against"].observe(lambda _: self._disable(), "value")
         self.run = ButtonRun(WORDS["measure"], self._measure_finely, done=self._keep, failed=self.fail)
-        schemes = stops_of(made["scheme"])
+        schemes = stops_of(controls["scheme"])
         player = Player(len(schemes) - 1, lambda place: self.set(scheme=schemes[place]), _MILLISECONDS)
-        super().__init__(made, {"op": op, **settings}, alt=WORDS["alt"], show=show, player=player, runs=(self.run,))
+        options = {"alt": WORDS["alt"], "show": show, "player": player, "runs": (self.run,)}
+        super().__init__(controls, {"op": op, **settings}, **options)
         self._disable()
 
     def _disable(self) -> None:
-        """The axis that varies has no knob."""
+        """Disable the knob of the size that is the vertical axis."""
         for name in ("T", "chunk"):
             self.knobs[name].disabled = self.knobs["against"].value == name
 
     def compute(self, op, tensor, **setting) -> Map:
         key = _key(op=op, **setting)
         fine = self._fine.get(key)
-        found, law = fine or _coarse(key)
+        swept, law = fine or _coarse(key)
         names = tensors(op) if tensor == ANY else (tensor,)
-        rows, decay = found.axes.values()
+        rows, decay = swept.axes.values()
         return Map(
             rows=rows,
             decay=np.array(decay),
-            share=np.min([found[f"{name}.finite"] for name in names], axis=0),
-            error=np.max([found[f"{name}.l2"] for name in names], axis=0) if fine else None,
+            share=np.min([swept[f"{name}.finite"] for name in names], axis=0),
+            error=np.max([swept[f"{name}.l2"] for name in names], axis=0) if fine else None,
             law=np.array([min(limits[name] for name in names) for limits in law]),
         )
 
@@ -193,7 +185,7 @@ class PhaseDiagram(Panel):
 
     def arithmetic(self, result, cell, *, op, against, tensor, **_) -> str:
         row, column = len(result.rows) - 1 - cell.row, cell.column
-        said = {
+        values = {
             "at": WORDS.say("at", against, row=result.rows[row]),
             "which": OPERATORS[op].decay,
             "decay": result.decay[column],
@@ -201,7 +193,7 @@ class PhaseDiagram(Panel):
             "law": number(result.law[row], inf=WORDS["no end"]),
         }
         if not result.known[row, column]:
-            return WORDS.say("unknown", **said)
+            return WORDS.say("unknown", **values)
         broken, off = result.broken[row, column], result.error is not None
         name = WORDS["worst"] if tensor == ANY else tensor
         return WORDS.say(
@@ -209,13 +201,11 @@ class PhaseDiagram(Panel):
             share=WORDS.say("lost", share=1 - result.share[row, column], name=name) if broken else WORDS["whole"],
             error=WORDS.say("off", error=error(result.error[row, column])) if off and not broken else "",
             verdict=WORDS["verdict"][not result.wrong[row, column]],
-            **said,
+            **values,
         )
 
     def script(self, *, op, against, scheme, mask, dtype, tensor, T, chunk, seed):
-        key = _key(
-            op=op, against=against, scheme=scheme, mask=mask, dtype=dtype, T=T, chunk=chunk, seed=seed
-        )  # fmt: skip
+        key = _key(op=op, against=against, scheme=scheme, mask=mask, dtype=dtype, T=T, chunk=chunk, seed=seed)
         how = "fine" if key in self._fine else "coarse"
         rows, decays, _ = _grid(key, how)
         listed = textwrap.indent(textwrap.fill(", ".join(f"{x:.7g}" for x in decays), 100), "    ")
@@ -265,8 +255,8 @@ for {against}, onset in zip({against}s, measured.onset("decay")):
         key = _key(**setting)
         return key, _measure(key, "fine", progress, cancelled)
 
-    def _keep(self, found) -> None:
-        key, measured = found
+    def _keep(self, measurement) -> None:
+        key, measured = measurement
         self._fine[key] = measured
         if len(self._fine) > _KEPT:
             del self._fine[next(iter(self._fine))]
@@ -278,7 +268,7 @@ def _offered(op: str) -> tuple[str, ...]:
 
 
 def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
-    """Everything a map depends on; what varies along its rows is left out."""
+    """Return everything that a map depends on, without what varies along its rows."""
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 
@@ -288,7 +278,7 @@ def _rows(key, how) -> list[int]:
 
 
 def _setting(key, decay: float, **row) -> tuple[dict, dict]:
-    """Inputs, and what `anchor.run` takes beside them; row: the value of the vertical axis by its name."""
+    """Return the inputs and the other arguments of `anchor.run`; row: the value of the vertical axis by its name."""
     op, _, _, mask, dtype, T, chunk, seed = key
     number_format = getattr(torch, dtype)
     x = inputs(
@@ -302,14 +292,14 @@ def _setting(key, decay: float, **row) -> tuple[dict, dict]:
 
 @functools.lru_cache(maxsize=64)
 def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
-    """Rows, columns, and the law's limits for each row. Columns are dense around every limit there is."""
+    """Return rows, columns, and the law's limits for each row. Columns are dense around every limit."""
     op, against, scheme, *_ = key
     rows, laws = _rows(key, how), []
     for row in rows:
         x, knobs = _setting(key, 1.0, **{against: row})
         laws.append(anchor.limits(scheme, x, **knobs))
-    found = {limits[name] for limits in laws for name in tensors(op)}
-    inside = [[x] for x in found if _LOWEST * _NEAR[1] < x < _HIGHEST / _NEAR[1]]
+    limits = {row[name] for row in laws for name in tensors(op)}
+    inside = [[x] for x in limits if _LOWEST * _NEAR[1] < x < _HIGHEST / _NEAR[1]]
     even = np.geomspace(_LOWEST, _HIGHEST, _DECAYS[how]).round(6)
     return rows, sorted({*even.tolist(), *around(inside, _NEAR, same=_SAME)}), laws
 
@@ -320,29 +310,29 @@ def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
 
 
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
-    """The sweep, and the law's limits for each row."""
+    """Return the sweep, and the law's limits for each row."""
     op, against, scheme, *_ = key
     names = tensors(op)
     rows, decays, law = _grid(key, how)
 
     def measure(decay, **row):
         x, knobs = _setting(key, decay, **row)
-        found = anchor.run(x, scheme, **knobs).tensors
+        computed = anchor.run(x, scheme, **knobs).tensors
         if how == "coarse":
-            return {name: found[name] for name in names}
+            return {name: computed[name] for name in names}
         exact = truth(op, x, recurrence=False)
-        return {name: (found[name], exact[name]) for name in names}
+        return {name: (computed[name], exact[name]) for name in names}
 
     return sweep(measure, {against: rows, "decay": decays}, progress=progress, cancelled=cancelled), law
 
 
 def _agreement(result: Map) -> str:
-    """Whether the law is right in every cell that is drawn, and how near to its line the nearest ones are."""
+    """Say whether the law is right in every cell, and how near to its line the nearest ones are."""
     wrong, distance = result.wrong, result.distance
     if wrong.any():
         far = _away(distance[wrong].max())
-        return WORDS.say("some", min(wrong.sum(), 2), wrong=wrong.sum(), far=far)
-    # On both sides of every row's line that crosses the map.
+        return WORDS.say("some", wrong=int(wrong.sum()), far=far)
+    # The nearest cell on each side of every row's line that crosses the map.
     crossed = [row for row, law in enumerate(result.law) if result.decay[0] < law < result.decay[-1]]
     sides = [
         distance[row][result.known[row] & (result.predicted[row] == side)].min(initial=math.inf)
@@ -355,10 +345,8 @@ def _agreement(result: Map) -> str:
 
 
 def _away(factor: float) -> str:
-    """How far from a line, as the share of it; a share is never said to be less than it is."""
-    if factor == math.inf:
-        return WORDS["anywhere"]
-    return f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
+    """Say a distance from a line as a share of it, rounded up."""
+    return WORDS["anywhere"] if factor == math.inf else f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
 
 
 def _figure(width: float) -> PhaseFigure:
@@ -370,11 +358,11 @@ def phase_diagram(
 ) -> PhaseDiagram:
     """Panel: where chunked computation is finite, and the law's border, over decay and another setting.
 
-    A coarse map comes at once; the button "measure finely" takes some seconds and adds the error against float64.
+    A coarse map is immediate; the button "measure finely" takes some seconds and adds the error against float64.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, default against,
+    op: an operator of `flakit.cases.anchor.OPERATORS`. show: names of the knobs on view, default against,
         tensor and scheme; the others lie under "more". settings: starting values of the knobs:
-        against: the vertical axis, "T", "chunk" or "at": the token that has a decay where all others have none.
+        against: the vertical axis, "T", "chunk" or "at", the only token that decays.
         scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
         tensor: "any", "o" or the gradient of one of the operator's inputs, such as "dw".

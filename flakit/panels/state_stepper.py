@@ -1,4 +1,4 @@
-"""Step through time, forward and backward: what is read, what is kept, what is written."""
+"""Step through time, forward and backward: what a step reads, keeps and writes."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ from .shared import chosen, decay_knobs, literal, only_for, own_default
 
 GROWING = "growing"
 ROOT = "K^-0.5"
-_PROFILES = {name: {"rwkv6": "rwkv6-wide"}.get(name, op.profile) for name, op in OPERATORS.items()}
+_PROFILES = {name: op.profile for name, op in OPERATORS.items()} | {"rwkv6": "rwkv6-wide"}
 _SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
 WORDS = Words() | {
@@ -68,9 +68,9 @@ PRESETS = {
 
 
 class Passes(Player):
-    """Play over both passes, stopping at the end of each: the next press goes on with the other one.
+    """Play over both passes, stopping at the end of each; the next press plays the other one.
 
-    Places are 0 … T-1 forward, then T … 2T-1 backward; play has those of one pass.
+    Places are 0 … T-1 forward, then T … 2T-1 backward; `play` has those of one pass.
     """
 
     def __init__(self, T: int, go: Callable[[int], None]):
@@ -82,11 +82,11 @@ class Passes(Player):
         return [0, self._T, 2 * self._T]
 
     def step(self, by: int) -> None:
-        """On or back along both passes, stopping at their ends."""
+        """Move along both passes, stopping at their ends."""
         super()._moved(min(max(self.place + by, 0), 2 * self._T - 1))
 
     def show(self, place: int, T: int) -> None:
-        """Where things stand now, which nobody has to be told of."""
+        """Set the position and the length without calling back."""
         first = place // T * T
         self.place, self._T, self._showing = place, T, True
         with self.play.hold_sync():
@@ -98,14 +98,14 @@ class Passes(Player):
     def _moved(self, place: int) -> None:
         if self._showing:
             return
-        # Where play is pressed at the end, the browser goes back to the beginning of the pass, playing.
+        # Pressed at the end of a pass, play starts at its beginning in the browser: go on to the other pass instead.
         if self.play.playing and self.place == self.play.max and place == self.play.min:
             place = (self.place + 1) % (2 * self._T)
         super()._moved(place)
 
 
 class StateStepper(Panel):
-    """The recurrence of an operator's reference, one step at a time; every array is what `reference.steps` yields."""
+    """The recurrence of an operator's reference, one step at a time; `reference.steps` yields every array."""
 
     name = "state-stepper"
     on_view = ("t", "decay")
@@ -115,7 +115,7 @@ class StateStepper(Panel):
     def __init__(self, op: str = "rwkv6", show=None, **settings):
         self._run = functools.lru_cache(maxsize=4)(_run)
         first = next(iter(SCENES))
-        made = {
+        controls = {
             "op": knobs.operator_choice(first, SCENES),
             "T": knobs.steps(16, (8, 16, 32, 64), WORDS["T"]),
             "t": knobs.integer(0, 0, 15, WORDS["t"]),
@@ -130,24 +130,23 @@ class StateStepper(Panel):
             "dtype": knobs.choice("float32", ("float32", "float64"), WORDS["dtype"]),
             "colours": knobs.choice("value", {WORDS[name]: name for name in ("value", "size")}, WORDS["colours"]),
         }
-        own_default(self, made["op"], made["profile"], _PROFILES)
-        own_default(self, made["op"], made["scale"], _SCALES)
-        only_for(self, made["op"], made["M"], [name for name, each in OPERATORS.items() if "M" in each.sizes])
-        made["T"].observe(lambda change: self._lengthen(change.new), "value")
-        super().__init__(
-            made, {"op": op, **settings}, alt=WORDS["alt"], show=show, player=Passes(made["T"].value, self._go_to)
-        )
+        own_default(self, controls["op"], controls["profile"], _PROFILES)
+        own_default(self, controls["op"], controls["scale"], _SCALES)
+        only_for(self, controls["op"], controls["M"], [name for name, of in OPERATORS.items() if "M" in of.sizes])
+        controls["T"].observe(lambda change: setattr(controls["t"], "max", change.new - 1), "value")
+        player = Passes(controls["T"].value, self._go_to)
+        super().__init__(controls, {"op": op, **settings}, alt=WORDS["alt"], show=show, player=player)
 
     # Moving through time.
 
     @property
     def position(self) -> int:
-        """Where the two passes are: 0 … T-1 forward, then T … 2T-1 backward."""
+        """The place in the two passes: 0 … T-1 forward, then T … 2T-1 backward."""
         t, T = self.knobs["t"].value, self.knobs["T"].value
         return t if self.knobs["direction"].value == "forward" else 2 * T - 1 - t
 
     def step(self, by: int = 1) -> None:
-        """Move on (or back) along both passes, stopping at their ends."""
+        """Move along both passes, stopping at their ends."""
         self.player.step(by)
 
     def _go_to(self, position: int) -> None:
@@ -156,9 +155,6 @@ class StateStepper(Panel):
             self.set(direction="forward", t=position)
         else:
             self.set(direction="backward", t=2 * T - 1 - position)
-
-    def _lengthen(self, T: int) -> None:
-        self.knobs["t"].max = T - 1
 
     # What a panel does.
 
@@ -185,29 +181,18 @@ class StateStepper(Panel):
             step, factor = WORDS["survives"], WORDS["all"].get(factor, factor)
         followed, _ = scene.followed[direction]
         sizes = (f"{scene.word(name)} {number(_rms(frame[name]), 3)}" for name in (*scene.outputs(direction), followed))
-        words = WORDS["directions"][direction].capitalize()
-        lines = [
-            WORDS.say(
-                "where", direction=words, t=t, last=T - 1, step=step.format(factor=factor, decays=say(scene.decays))
-            ),
-            WORDS.say("sizes", sizes=", ".join(sizes)),
-        ]
-        lines.append(self._bad(run, scene, direction))
+        name, step = WORDS["directions"][direction].capitalize(), step.format(factor=factor, decays=say(scene.decays))
+        where = WORDS.say("where", direction=name, t=t, last=T - 1, step=step)
+        finite = self._bad(run, scene, direction)
         if profile == GROWING and decay < 0:
             limit = math.log(torch.finfo(getattr(torch, dtype)).max)
-            grows = WORDS.say(
-                "grows",
-                memory=WORDS["memory"][len(OPERATORS[op].states)],
-                decay=f"{-decay:g}",
-                dtype=dtype,
-                limit=f"{limit:.1f}",
-                steps=f"{limit / -decay:.0f}",
-            )
-            lines[-1] += f" {grows}"
-        return "\n".join(lines)
+            memory = WORDS["memory"][len(OPERATORS[op].states)]
+            values = {"decay": f"{-decay:g}", "limit": f"{limit:.1f}", "steps": f"{limit / -decay:.0f}"}
+            finite += " " + WORDS.say("grows", memory=memory, dtype=dtype, **values)
+        return "\n".join((where, WORDS.say("sizes", sizes=", ".join(sizes)), finite))
 
     def _bad(self, run, scene: Scene, direction: str) -> str:
-        """What is not finite: when, in the pass that is shown, and no more than that in the other one."""
+        """Say what is not finite, and in the pass on view also when."""
         bad = {}
         for which in run:
             for name in (*scene.outputs(which), scene.followed[which][0]):
@@ -217,12 +202,11 @@ class StateStepper(Panel):
                     bad.setdefault(which, []).append(words.format(name=scene.word(name), steps=_ranges(steps)))
         if not bad:
             return WORDS["fine"]
-        here, other = bad.pop(direction, None), [*bad.items()]
+        here = bad.pop(direction, None)
         parts = [WORDS.say("bad here", bad="; ".join(here))] if here else []
-        parts += [
-            WORDS.say("bad there", direction=WORDS["directions"][which].capitalize(), bad=", ".join(names))
-            for which, names in other
-        ]
+        for which, names in bad.items():
+            other = WORDS["directions"][which].capitalize()
+            parts.append(WORDS.say("bad there", direction=other, bad=", ".join(names)))
         return " ".join(parts)
 
     # Cells that are pointed at.
@@ -233,12 +217,12 @@ class StateStepper(Panel):
         t = cell.column if cell.map == DECAYS else t
         frame = run[direction][t]
         value = float(frame[name][place])
-        words = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": value}
+        values = {"name": scene.symbol(name, t), "place": ", ".join(map(str, place)), "value": value}
         if name == scene.decay:
-            return WORDS.say("decay", exponent=frame[OPERATORS[op].decay][place], **words)
-        said = scene.arithmetic(frame, name, place, t)
-        if said is None:
-            return WORDS.say("given", **words)
+            return WORDS.say("decay", exponent=frame[OPERATORS[op].decay][place], **values)
+        formula = scene.arithmetic(frame, name, place, t)
+        if formula is None:
+            return WORDS.say("given", **values)
         true = ""
         if not math.isfinite(value):
             exact = self._run(
@@ -246,7 +230,7 @@ class StateStepper(Panel):
             )
             exact = float(exact[direction][t][name][place])
             true = WORDS.say("true", true=exact) if math.isfinite(exact) else ""
-        return WORDS.say("arithmetic", formula=said[0], numbers=said[1], true=true, **words)
+        return WORDS.say("arithmetic", formula=formula[0], numbers=formula[1], true=true, **values)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
         at = self.setting
@@ -285,7 +269,7 @@ def _stepper(op: str, direction: str, width: float) -> Stepper:
 
 
 def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[Frame]]:
-    """The frames of both passes. The same numbers in another dtype are rounded from the same float64 ones."""
+    """Return the frames of both passes. Inputs of other dtypes are the same float64 numbers, rounded."""
     of = OPERATORS[op]
     sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
     x = inputs(op, **sizes, decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
@@ -298,7 +282,7 @@ def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[F
 
 
 def _slots(op: str, M: int) -> dict[str, int]:
-    """The size that only some operators have."""
+    """Return the sizes that only some operators have."""
     return {"M": M} if "M" in OPERATORS[op].sizes else {}
 
 
@@ -319,14 +303,14 @@ def _ranges(steps: list[int]) -> str:
 
 
 def state_stepper(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> StateStepper:
-    """A panel that steps through an operator's recurrence, forward and backward.
+    """Panel: an operator's recurrence step by step, forward and backward.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, instead of the time
-    and the decay; the others lie under "more".
-    settings: any of its knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`), decay (the
-    natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or "size"), direction,
-    t, seed.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    op: an operator of `flakit.figures.scenes.SCENES`. show: names of the knobs on view, default t and decay; the
+        others lie under "more".
+    settings: starting values of the knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`),
+        decay (the natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or
+        "size"), direction, t, seed.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> state_stepper(profile="constant", decay=-0.1, T=32, t=5)
     """
