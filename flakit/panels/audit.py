@@ -1,4 +1,4 @@
-"""An audit while it runs: the table of probes as it fills; of each failure, which elements are wrong, and a script."""
+"""A running audit: the table of probes as it fills, the wrong elements of each failure, and a script that shows it."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from ..figures.audit import ElementsFigure
 from ..figures.canvas import Cell
 from ..instruments.audit import FAIL, LEFT_OUT, PASS, SECONDS, UNSUPPORTED, Audit, Verdict
-from ..instruments.audit import audit as hold
+from ..instruments.audit import audit as run_audit
 from ..instruments.elements import Elements, elements
 from ..instruments.report import figure_words, setting_words
 from ..instruments.subject import Subject, load
@@ -21,10 +21,10 @@ from .base import ButtonRun, Panel
 from .knobs import NONE
 
 TABLE = 140
-"""Pixels that the table of probes may be high before it scrolls."""
+"""Height in pixels from which the table of probes scrolls."""
 
 PAUSE = 0.2
-"""Seconds between two messages about where a run stands."""
+"""Seconds between two updates during a run."""
 
 WORDS = Words() | {
     "failure": "failure",
@@ -65,26 +65,25 @@ WORDS = Words() | {
 
 
 class AuditPanel(Panel):
-    """It runs in the background; what has been found so far can be looked at meanwhile."""
+    """The audit runs in the background; the panel shows its failures meanwhile."""
 
     name = "audit"
     on_view = ("failure",)
     readout_lines = 3
 
-    def __init__(self, subject: Subject, like: object, seed: int = 0, **how):
-        self.subject, self._like, self._how = subject, like, how
+    def __init__(self, subject: Subject, like: object, seed: int = 0, **options):
+        self.subject, self._like, self._options = subject, like, options
         self._verdicts: dict[str, Verdict] = {}
         self._elements: dict[str, Elements | None] = {}
         self.audit: Audit | None = None
-        self._now, self._total, self._broke, self._stopped, self._told = "", 0, "", False, 0.0
+        self._now, self._total, self._error, self._stopped, self._updated = "", 0, "", False, 0.0
         self.run = ButtonRun(WORDS["again"], self._work, done=self._finished, failed=self._failed)
         layout = {"height": f"{TABLE}px", "overflow": "auto", "width": "auto", "flex": "0 0 auto"}
-        self.table = widgets.HTML(layout=layout, tabbable=True)
-        self.table.add_class("flakit-table")
-        made = {"failure": knobs.choice(NONE, [NONE], WORDS["failure"])}
+        self.table = widgets.HTML(layout=layout, tabbable=True).add_class("flakit-table")
+        failure = knobs.choice(NONE, [NONE], WORDS["failure"])
         self._picked = False
-        made["failure"].observe(self._pick, "value")
-        super().__init__(made, {"seed": seed}, alt=WORDS["alt"], runs=(self.run,))
+        failure.observe(self._pick, "value")
+        super().__init__({"failure": failure}, {"seed": seed}, alt=WORDS["alt"], runs=(self.run,))
         children = list(self.children)
         children.insert(children.index(self.readout) + 1, self.table)
         self.children = children
@@ -92,46 +91,44 @@ class AuditPanel(Panel):
     # The run.
 
     def _work(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> Audit:
-        self._verdicts, self._elements, self.audit, self._broke, self._now = {}, {}, None, "", ""
+        self._verdicts, self._elements, self.audit, self._error, self._now = {}, {}, None, "", ""
         self._picked = False
         self._offer()
-        self._tell()
+        self._update()
 
         def at(probe: str, done: int, total: int) -> None:
             self._now, self._total = probe, total
             progress(done, total)
-            self._tell(PAUSE)
+            self._update(PAUSE)
 
-        found = hold(
-            self.subject, seed=self.setting["seed"], progress=at, found=self._came, stopped=cancelled, **self._how
-        )
+        options = {"seed": self.setting["seed"], "progress": at, "found": self._judged, "stopped": cancelled}
+        audit = run_audit(self.subject, **options, **self._options)
         self._stopped = cancelled()
-        return found
+        return audit
 
-    def _came(self, verdict: Verdict) -> None:
+    def _judged(self, verdict: Verdict) -> None:
         name = verdict.probe.name
         self._verdicts[name] = verdict
         self._elements.pop(name, None)
         if verdict.verdict == FAIL:
             self._offer()
-        self._tell(PAUSE)
+        self._update(PAUSE)
 
-    def _finished(self, found: Audit) -> None:
-        self.audit = found
-        for verdict in found.verdicts:
-            self._verdicts[verdict.probe.name] = verdict
+    def _finished(self, audit: Audit) -> None:
+        self.audit = audit
+        self._verdicts |= {verdict.probe.name: verdict for verdict in audit.verdicts}
         self._offer()
-        self._tell()
+        self._update()
 
-    def _failed(self, why: Exception) -> None:
-        self._broke = f"{type(why).__name__}: {why}"
-        self._tell()
+    def _failed(self, error: Exception) -> None:
+        self._error = f"{type(error).__name__}: {error}"
+        self._update()
 
     def _pick(self, _) -> None:
         self._picked |= not self._held
 
     def _offer(self) -> None:
-        """The failures to choose from; until somebody has chosen one, the one to look at first."""
+        """Offer the failures; until the reader has picked one, select the one to look at first."""
         failed = [v for v in self._verdicts.values() if v.verdict == FAIL]
         first = sorted(failed, key=lambda v: (bool(v.cause), v.smallest is None))
         names = [v.probe.name for v in failed] or [NONE]
@@ -143,26 +140,25 @@ class AuditPanel(Panel):
             knob.value = self._start["failure"] = chosen
         self.redraw()
 
-    def _tell(self, pause: float = 0.0) -> None:
-        """Table and readout as things stand, but not more often than somebody can read."""
+    def _update(self, pause: float = 0.0) -> None:
+        """Update table and readout, unless the last update is less than `pause` seconds old."""
         now = time.perf_counter()
-        if now - self._told < pause:
+        if now - self._updated < pause:
             return
-        self._told = now
-        self.table.value = self._tabled()
+        self._updated = now
+        self.table.value = self._table_html()
         self.say(self.describe(self.result))
 
-    def _tabled(self) -> str:
-        """Failures first, those that fail for their own reason before the others."""
-        said = list(self._verdicts.values())
-        said.sort(key=lambda v: (v.verdict != FAIL, bool(v.cause)))
+    def _table_html(self) -> str:
+        """Failures come first, those with a cause of their own before the others."""
+        verdicts = sorted(self._verdicts.values(), key=lambda v: (v.verdict != FAIL, bool(v.cause)))
         rows = [
             {"probe": v.probe.name, "verdict": WORDS["verdicts"][v.verdict], "worst": figure_words(v), "found": v.words}
-            for v in said
+            for v in verdicts
         ]
         return Table(rows, dict(WORDS["heads"]))._repr_html_() if rows else ""
 
-    # What is shown of one failure.
+    # One failure.
 
     def compute(self, failure, **_) -> tuple[Verdict, Elements | None] | None:
         verdict = self._verdicts.get(failure)
@@ -175,65 +171,59 @@ class AuditPanel(Panel):
     def draw(self, result, **_) -> None:
         figure = self.figure(ElementsFigure)
         self.canvas = figure.canvas
-        verdict, found = result or (None, None)
-        if found is None:
-            if verdict is None:
-                words = "fine" if self.audit else "waiting"
-            else:
-                words = "nothing" if self.audit else "later"
-            figure.update("", None, words=WORDS[words])
+        verdict, wrong = result or (None, None)
+        if wrong is None:
+            done, waiting = ("fine", "waiting") if verdict is None else ("nothing", "later")
+            figure.update("", None, words=WORDS[done if self.audit else waiting])
             return
-        title = WORDS.say("title", probe=verdict.probe.name, tensor=found.tensor, place=_place(found.where))
-        axes = {"rows": _axis(found.rows), "columns": _axis(found.columns)}
-        figure.update(title, vars(found), **axes)
+        title = WORDS.say("title", probe=verdict.probe.name, tensor=wrong.tensor, place=_place(wrong.where))
+        figure.update(title, vars(wrong), rows=_axis(wrong.rows), columns=_axis(wrong.columns))
 
     def describe(self, result, **_) -> str:
-        return "\n".join(filter(None, (self._stand(), self._about(*result) if result else "")))
+        return "\n".join(filter(None, (self._status(), self._about(*result) if result else "")))
 
-    def _stand(self) -> str:
-        """Where the run stands."""
-        if self._broke:
-            return self._broke
+    def _status(self) -> str:
+        """Say how far the run is."""
+        if self._error:
+            return self._error
         count = {verdict: sum(v.verdict == verdict for v in self._verdicts.values()) for verdict in (PASS, FAIL)}
-        said = {"passed": count[PASS], "failed": count[FAIL]}
+        values = {"passed": count[PASS], "failed": count[FAIL]}
         if self.audit is not None:
-            said |= {"total": len(self.audit.verdicts), "seconds": self.audit.seconds}
-            return WORDS.say("stopped" if self._stopped else "over", other=said["total"] - sum(count.values()), **said)
+            values |= {"total": len(self.audit.verdicts), "seconds": self.audit.seconds}
+            other = values["total"] - sum(count.values())
+            return WORDS.say("stopped" if self._stopped else "over", other=other, **values)
         if not self._now:
             return WORDS.say("learning", name=self.subject.name, op=self.subject.op.label)
         if self._now.startswith("shrinking"):
-            return WORDS.say("shrinking", total=self._total, failed=said["failed"])
-        return WORDS.say("asking", total=self._total // 2, probe=self._now, failed=said["failed"])
+            return WORDS.say("shrinking", total=self._total, failed=count[FAIL])
+        return WORDS.say("asking", total=self._total // 2, probe=self._now, failed=count[FAIL])
 
-    def _about(self, verdict: Verdict, found: Elements | None) -> str:
-        said = {
-            "probe": verdict.probe.name,
-            "setting": setting_words(verdict.setting),
-            "tensor": verdict.finding.tensor,
-        }
-        copy = WORDS["copy"] if verdict.repro else ""
-        if found is not None:
-            return WORDS.say("wrong", count=found.count, of=found.total, **said) + f" {copy}"
-        kind = WORDS.say("kinds", verdict.finding.kind, tensor=said["tensor"])
-        return WORDS.say("fails", kind=kind, **said) + f" {copy}"
+    def _about(self, verdict: Verdict, wrong: Elements | None) -> str:
+        finding, setting = verdict.finding, setting_words(verdict.setting)
+        values = {"probe": verdict.probe.name, "setting": setting, "tensor": finding.tensor}
+        if wrong is not None:
+            text = WORDS.say("wrong", count=wrong.count, of=wrong.total, **values)
+        else:
+            text = WORDS.say("fails", kind=WORDS.say("kinds", finding.kind, tensor=finding.tensor), **values)
+        return f"{text} {WORDS['copy'] if verdict.repro else ''}"
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
         if not result or result[1] is None:
             return None
-        found, at = result[1], (cell.row, cell.column)
-        where = {**found.where, **({found.rows: cell.row} if found.rows else {}), found.columns: cell.column}
+        x, at = result[1], (cell.row, cell.column)
+        where = {**x.where, **({x.rows: cell.row} if x.rows else {}), x.columns: cell.column}
         return WORDS.say(
-            "cell", tensor=found.tensor, place=_place(where), got=found.got[at], true=found.true[at],
-            off=error(found.off[at]), said=WORDS["said"][bool(found.wrong[at])],
+            "cell", tensor=x.tensor, place=_place(where), got=x.got[at], true=x.true[at],
+            off=error(x.off[at]), said=WORDS["said"][bool(x.wrong[at])],
         )  # fmt: skip
 
     def script(self, *, failure, seed, **_) -> str:
-        """That of the failure on view; where it has none, the audit itself."""
+        """Return the script of the failure on view; without one, a script that runs the audit."""
         verdict = self._verdicts.get(failure)
         if verdict is not None and verdict.repro:
             return verdict.repro
         like = self._like if isinstance(self._like, str) else self.subject.op.name
-        only = "" if self._how.get("only") is None else f", only={self._how['only']!r}"
+        only = "" if self._options.get("only") is None else f", only={self._options['only']!r}"
         lines = "\n".join(self.subject.source)
         subject = "functools.partial(adapter, function)" if self.subject.adapted else "function"
         return f"""import functools
@@ -266,13 +256,12 @@ def audit(
     shrink: bool = True,
     language: str | None = None,
 ) -> AuditPanel:
-    """A panel that audits a kernel in the background: the table of probes as it fills, and of each failure which
-    elements of which tensor are wrong at the smallest setting found, with a script that shows it ("copy as Python").
+    """Panel: audit a kernel in the background. It shows the table of probes as it fills and, for each failure, which
+    elements of which tensor are wrong at the smallest failing setting, with a script that shows it ("copy as Python").
 
-    It begins at once. "cancel" ends it after the call that is running, and what was found by then stays.
-    subject and all others: as `flakit.audit` takes them; `panel.audit` is what that returns, None until it is over.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`. What a probe found is
-    English, as in every report.
+    The audit starts at once. "cancel" ends it after the current call and keeps the results.
+    subject and all others: as in `flakit.audit`, whose result is `panel.audit`, None until it is done.
+    language: "en" or "zh"; default: the current one, see `flakit.language`. What probes report is English everywhere.
 
     >>> audit(my_kernel, like="rwkv6")
     """
@@ -282,7 +271,7 @@ def audit(
         elif not isinstance(subject, Subject):
             subject = Subject(subject, like, adapter=adapter)
         only = [only] if isinstance(only, str) else None if only is None else list(only)
-        how = {"only": only, "full": full, "device": device, "seconds": seconds, "shrink": shrink}
-        panel = AuditPanel(subject, like, seed, **how)
+        options = {"only": only, "full": full, "device": device, "seconds": seconds, "shrink": shrink}
+        panel = AuditPanel(subject, like, seed, **options)
         panel.run.start()
         return panel

@@ -1,4 +1,4 @@
-"""A case of the casebook with its knobs: its mechanism as a picture, law and measurement in one line below."""
+"""A case of the casebook: its knobs, its mechanism as a picture, and law beside measurement in one line."""
 
 import math
 
@@ -25,7 +25,7 @@ WORDS = Words() | {
 class CasePanel(Panel):
     """The knobs are those of the case's `at`: sliders for ranges, lists for choices, boxes for yes and no.
 
-    The case's `PictureModule` draws what its `show(**knobs)` returns, and puts it into words.
+    The case's `PictureModule` draws and describes the result of `show(**knobs)`.
     """
 
     readout_lines = 4
@@ -33,17 +33,17 @@ class CasePanel(Panel):
     def __init__(self, case: Case, show=None, **settings):
         self.case, self.name, self.random = case, case.name.replace("_", "-"), "seed" in case.knobs
         self._words, self.on_view, self.presets = case.picture.WORDS, case.picture.ON_VIEW, case.picture.PRESETS
-        made = {}
+        controls = {}
         for name, knob in case.knobs.items():
             if name != "seed":
-                made |= self._widgets(name, knob)
+                controls |= self._widgets(name, knob)
         first = self.on_view[0]
-        self.main = first if isinstance(made[first], (widgets.SelectionSlider, widgets.IntSlider)) else None
-        super().__init__(made, settings, alt=self._words["alt"], show=show)
+        self.main = first if isinstance(controls[first], (widgets.SelectionSlider, widgets.IntSlider)) else None
+        super().__init__(controls, settings, alt=self._words["alt"], show=show)
         self.add_class("flakit-case")
 
     def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
-        """The knob's widget; two for a decay that is a profile or a number."""
+        """Return the knob's widget, or two for a decay that may be a profile or a number."""
         value, numbers = knob.default, knob.range
         label = self._words["knobs"].get(name, name)
         if str in knob.kinds and float in knob.kinds:
@@ -52,7 +52,7 @@ class CasePanel(Panel):
             return {name: knobs.switch(value, label)}
         if knob.choices:
             make = knobs.choice if str in knob.kinds else knobs.steps
-            phrases = any(" " in str(x) for x in knob.choices)  # a word alone is a name in code
+            phrases = any(" " in str(x) for x in knob.choices)  # a single word is a name in code
             return {name: make(value, {x: x for x in knob.choices} if phrases else knob.choices, label)}
         if int in knob.kinds and numbers.log:
             stops = [numbers.low * 2**n for n in range(int(math.log2(numbers.high / numbers.low)) + 1)]
@@ -66,12 +66,12 @@ class CasePanel(Panel):
         return {name: knobs.number(value, numbers.low, numbers.high, label, numbers.step, numbers.log)}
 
     def _arguments(self, setting: dict) -> dict:
-        """The setting as arguments of the case's `at`."""
+        """Return the setting as arguments of the case's `at`."""
         if "profile" in setting:
             setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
-        without = {name for name, knob in self.case.knobs.items() if type(None) in knob.kinds}
-        given = {name: setting[name] for name in self.case.knobs}
-        return {name: None if name in without and x == knobs.NONE else x for name, x in given.items()}
+        optional = {name for name, knob in self.case.knobs.items() if type(None) in knob.kinds}
+        values = {name: setting[name] for name in self.case.knobs}
+        return {name: None if name in optional and x == knobs.NONE else x for name, x in values.items()}
 
     def compute(self, **setting):
         arguments = self._arguments(setting)
@@ -97,18 +97,18 @@ class CasePanel(Panel):
         return self._picture().beside(self.result[1], cell)
 
     def script(self, **setting) -> str:
-        given = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())
+        arguments = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())
         return f"""from flakit.cases.registry import CASES
 
-for row in CASES[{self.case.name!r}].at({given}):
+for row in CASES[{self.case.name!r}].at({arguments}):
     print(row.what, "law", row.law, "measured", row.measured, row.agrees)
 """
 
 
 def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> str:
-    """One line: a number that the law misses, else the first whose name holds `about`; and how many there are.
+    """Say one number beside its law, one that differs or else the first with `about` in its name; count the others.
 
-    inf: what infinity is called.
+    inf: the word for infinity.
     """
     judged = [row for row in rows if row.agrees is not None]
     wrong = [row for row in judged if not row.agrees]
@@ -116,25 +116,23 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
         return ""
     row, which = (wrong[0], "differs") if wrong else (next(row for row in judged if about in row.what), "agrees")
     more = len(judged) - 1
-    said = WORDS.say(
+    text = WORDS.say(
         which,
         what=rephrase(row.what),
         law=rephrase(number(row.law, inf=inf)),
         measured=rephrase(number(row.measured, inf=inf)),
-        others=WORDS.say("others", min(more, 2), n=more),
+        others=WORDS.say("others", n=more),
     )
-    if not (wrong and more):
-        return said
-    return said + WORDS.say("some", n=len(judged), right=len(judged) - len(wrong))
+    return text + WORDS.say("some", n=len(judged), right=len(judged) - len(wrong)) if wrong and more else text
 
 
 def case(name: str, show=None, *, language: str | None = None, **settings) -> CasePanel:
-    """The panel of a case: its knobs, its mechanism as a picture, and whether the law agrees with the measurement.
+    """Panel: a case of the casebook, with its knobs, its mechanism as a picture, and law beside measurement.
 
-    name: of a case, as `flakit cases` lists them. show: names of the knobs on view; the others lie under "more".
-    settings: any of its knobs. Of a decay that may be a profile or a number, `profile` is the one, or "constant", and
-    `decay` the other.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    name: a case that `flakit cases` lists. show: names of the knobs on view; the others lie under "more".
+    settings: starting values of the knobs. A decay that may be a profile or a number has two: profile, or "constant",
+        and decay.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> case("masking", w=-3.0, mask="multiply")
     """

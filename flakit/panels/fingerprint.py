@@ -1,7 +1,7 @@
-"""What every fault of the casebook does to every tensor: the matrix that fills lesson by lesson, and a panel of ticks.
+"""The effect of every fault of the casebook on every tensor: a picture of the table, and a panel to look faults up.
 
 fingerprint(upto="05")             a picture: the causes that lessons 00 to 05 explain, the others still empty
-diagnose(dr="nan", o="ok")         a panel: what was seen, and the causes that do that
+diagnose(dr="NaN", o="ok")         a panel: the causes that have these effects
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from . import knobs
 from .base import Panel
 
 UNSEEN = "?"
-"""A tensor that nobody has looked at."""
+"""A tensor of unknown state."""
 
 WORDS = Words() | {
     "alt": "A row for each fault and a column for each tensor, what became of it in each cell",
@@ -33,7 +33,7 @@ WORDS = Words() | {
 }
 
 _ROWS = 9
-"""Causes that the panel shows at once."""
+"""The number of causes that the panel shows."""
 
 NAMES = tuple(case.SHORT.get(name, name) for name in TENSORS)
 """The tensors as knobs and as columns."""
@@ -43,27 +43,27 @@ _LABELS = {"S_T": "$S_T$", "dS_0": "$dS_0$"}
 def fingerprint(
     upto: str | None = None, causes: Iterable[str] | None = None, *, language: str | None = None
 ) -> Picture:
-    """A picture of all causes, those filled in that are known.
+    """Picture: a row for each cause, filled in for the known ones.
 
-    upto: the number of a lesson, such as "05": causes that the lessons up to it explain; default: all.
-    causes: names of `flakit.cases.fingerprint.CAUSES` instead. "00" is before the first: the empty matrix.
-    language: of its words, "en" or "zh"; default: what flakit speaks.
+    upto: the number of a lesson, such as "05": fill in the causes that the lessons up to it explain; default: all.
+        "00" leaves all rows empty.
+    causes: fill in these names of `flakit.cases.fingerprint.CAUSES` instead.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
     """
     with speaking(language):
         known = case.fingerprint(case.known(upto) if causes is None else causes)
+        empty = [None] * len(TENSORS), [True] * len(TENSORS)
         lines = [
-            _line(known[name])
-            if name in known
-            else Line(cause.name, cause.lesson, [None] * len(TENSORS), [True] * len(TENSORS))
+            _line(known[name]) if name in known else Line(cause.name, cause.lesson, *empty)
             for name, cause in CAUSES.items()
         ]
-        said = WORDS.say("matrix", known=len(known), n=len(CAUSES), tensors=", ".join(NAMES))
-        picture = Picture(0.75 + len(lines) * ROW, said, width=WIDTH)
+        alt = WORDS.say("matrix", known=len(known), n=len(CAUSES), tensors=", ".join(NAMES))
+        picture = Picture(0.75 + len(lines) * ROW, alt, width=WIDTH)
         Fingerprint(picture, [_LABELS.get(name, name) for name in NAMES], len(lines)).update(lines)
         return picture
 
 
-def _said(kind: str) -> str:
+def _label(kind: str) -> str:
     return say(kind) if kind in ("ok", "wrong") else kind
 
 
@@ -74,9 +74,10 @@ def _line(row: Row, fit: Fit | None = None) -> Line:
 
 
 class Diagnosis(Panel):
-    """A knob for each tensor; the causes that fit best first."""
+    """A knob for each tensor, and the causes with the best fit first."""
 
     name = "diagnosis"
+    on_view = NAMES
     presets = {
         "dr, dk and dw": {"o": "ok", "dr": "NaN", "dk": "NaN", "dv": "ok", "dw": "NaN", "du": "ok"},
         "all but du": {"o": "NaN", "dr": "NaN", "dk": "NaN", "dv": "NaN", "dw": "NaN", "du": "ok"},
@@ -87,18 +88,15 @@ class Diagnosis(Panel):
 
     def __init__(self, **settings):
         options = {kind: kind for kind in (UNSEEN, *KINDS)}
-        made = {name: knobs.choice(UNSEEN, options, name) for name in NAMES}
-        self.on_view = NAMES
-        super().__init__(made, settings, alt=WORDS["alt"])
+        controls = {name: knobs.choice(UNSEEN, options, name) for name in NAMES}
+        super().__init__(controls, settings, alt=WORDS["alt"])
 
     def _seen(self, setting) -> dict[str, str]:
         return {name: setting[name] for name in NAMES if setting[name] != UNSEEN}
 
     def compute(self, **setting) -> list[Fit]:
         seen = self._seen(setting)
-        if not seen:
-            return [Fit(row, 0, 0, (), True) for row in case.fingerprint().values()]
-        return case.diagnose(seen)
+        return case.diagnose(seen) if seen else [Fit(row, 0, 0, (), True) for row in case.fingerprint().values()]
 
     def draw(self, result, **setting) -> None:
         figure = self.figure(_figure)
@@ -114,22 +112,19 @@ class Diagnosis(Panel):
         lines = [WORDS.say("some", n=len(first)) if good else WORDS["none"]]
         for fit in (first or result)[:3]:
             cause = fit.row.cause
-            said = {"name": cause.name, "lesson": cause.lesson, "what": cause.what, "test": cause.test}
-            lines.append(WORDS.say("cause", **said))
+            lines.append(WORDS.say("cause", name=cause.name, lesson=cause.lesson, what=cause.what, test=cause.test))
         return "\n".join(lines)
 
     def arithmetic(self, result, cell: Cell, **setting) -> str:
         name = NAMES[cell.column]
         if cell.map == "seen":
-            return WORDS.say("seen", name=f"{name} {_said(setting[name])}")
+            return WORDS.say("seen", name=f"{name} {_label(setting[name])}")
         if cell.row >= len(result):
             return WORDS["empty"]
         row = result[cell.row].row
-        found = row.cells[TENSORS[cell.column]]
-        where = WORDS["everywhere"][found.everywhere]
-        return WORDS.say(
-            "cell", cause=row.cause.name, name=name, kind=_said(found.kind), where=where, error=error(found.error)
-        )
+        x = row.cells[TENSORS[cell.column]]
+        values = {"kind": _label(x.kind), "where": WORDS["everywhere"][x.everywhere], "error": error(x.error)}
+        return WORDS.say("cell", cause=row.cause.name, name=name, **values)
 
     def script(self, **setting) -> str:
         return f"""from flakit.cases.fingerprint import diagnose
@@ -145,10 +140,10 @@ def _figure(width: float) -> Fingerprint:
 
 
 def diagnose(*, language: str | None = None, **settings) -> Diagnosis:
-    """A panel of ticks: what became of o, dr, dk, dv, dw, du, the final state S_T and its gradient's like dS_0?
+    """Panel: the causes of what you see in o, dr, dk, dv, dw, du, the final state S_T and the gradient dS_0.
 
-    settings: of each tensor that was looked at "ok", "wrong", "inf" or "NaN".
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    settings: "ok", "wrong", "inf" or "NaN" for each tensor that you have looked at.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> diagnose(o="ok", dr="NaN", du="ok")
     """

@@ -1,4 +1,4 @@
-"""Bring your own gates: the decays of a real model against the law of every kernel of the casebook."""
+"""The decays of your own model beside the law of every kernel of the casebook."""
 
 import functools
 import math
@@ -58,7 +58,7 @@ PRESETS = {
 
 
 class Headroom(Panel):
-    """The decays are measured once for each size of chunk; the other knobs only look at them differently."""
+    """The decays are measured once per chunk and block size; the other knobs scale or select the results."""
 
     name = "headroom"
     main = "times"
@@ -75,30 +75,30 @@ class Headroom(Panel):
         first = case.headroom(self._w, op, settings.get("chunk", 64), block=settings.get("block", 16))
         self.op, self.kernels = first.op, case.kernels(first.op)
         dtypes = [str(dtype).removeprefix("torch.") for dtype in LN_MAX]
-        made = {
+        controls = {
             "times": knobs.number(1.0, 0.01, 100.0, WORDS["times"], None, log=True),
             "dtype": knobs.choice("float32", dtypes, WORDS["dtype"]),
         }
         if len(first.layers) > 1:
             layers = {WORDS[ALL]: ALL, **{name: name for name in first.layers}}
-            made["layer"] = knobs.choice(ALL, layers, WORDS["layer"])
+            controls["layer"] = knobs.choice(ALL, layers, WORDS["layer"])
         else:
             self.on_view = ("times", "dtype")
-        made["chunk"] = knobs.steps(64, (16, 32, 64, 128), WORDS["chunk"])
-        made["block"] = knobs.steps(16, (4, 8, 16, 32), WORDS["block"])
-        super().__init__(made, settings, alt=WORDS["alt"], show=show)
+        controls["chunk"] = knobs.steps(64, (16, 32, 64, 128), WORDS["chunk"])
+        controls["block"] = knobs.steps(16, (4, 8, 16, 32), WORDS["block"])
+        super().__init__(controls, settings, alt=WORDS["alt"], show=show)
 
     def _measure(self, chunk: int, block: int) -> case.Headroom:
         return case.headroom(self._w, self.op, chunk, block=block)
 
     def compute(self, chunk, block, times, dtype, layer=ALL, **_):
-        found = self._measured(chunk, block).times(times)
+        measured = self._measured(chunk, block).times(times)
         dtype = getattr(torch, dtype)
-        margins = [found.margin(kernel, dtype, None if layer == ALL else layer) for kernel in self.kernels]
-        return found, margins, [found.uniform(kernel, dtype) for kernel in self.kernels]
+        margins = [measured.margin(kernel, dtype, None if layer == ALL else layer) for kernel in self.kernels]
+        return measured, margins, [measured.uniform(kernel, dtype) for kernel in self.kernels]
 
     def draw(self, result, *, times, dtype, layer=ALL, **_) -> None:
-        found, margins, uniform = result
+        measured, margins, uniform = result
         figure = self.figure(_figure, self.kernels)
         self.canvas = figure.canvas
         scaled = "" if times == 1 else WORDS.say("scaled", times=times)
@@ -106,8 +106,8 @@ class Headroom(Panel):
         figure.update(
             title=WORDS.say("title", op=operator(self.op).label) + scaled,
             subtitle=where + WORDS.say("subtitle", dtype=dtype),
-            edges=found.edges,
-            counts=found.counts,
+            edges=measured.edges,
+            counts=measured.counts,
             limit=LN_MAX[getattr(torch, dtype)],
             exponents=[m.exponent for m in margins],
             limits=[m.limit for m in margins],
@@ -115,7 +115,7 @@ class Headroom(Panel):
         )
 
     def describe(self, result, *, dtype, layer=ALL, **_) -> str:
-        found, margins, uniform = result
+        measured, margins, uniform = result
         broken = sorted((m for m in margins if m.breaks), key=lambda m: m.factor)
         near = sorted((m for m in margins if m.token is not None and not m.breaks), key=lambda m: m.factor)
         words = WORDS["some"][min(len(broken), 2)] if broken else WORDS["none"]
@@ -128,13 +128,13 @@ class Headroom(Panel):
             m = near[0]
             lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=m.factor))
         lines.append(WORDS.say("safe", n=uniform.count(math.inf)))
-        gate = found.gate if layer == ALL else found.gates[layer]
+        gate = measured.gate if layer == ALL else measured.gates[layer]
         if gate.breaks:
             lines.append(str(gate))
         return "\n".join(lines)
 
     def arithmetic(self, result, cell: Cell, **_) -> str:
-        """The decays that add up to a kernel's largest exponent, and what its exponential is."""
+        """Say which decays add up to a kernel's largest exponent, and its exponential."""
         _, margins, uniform = result
         m = margins[cell.row]
         if m.token is None:
@@ -168,18 +168,18 @@ print(found)
 
 
 def _figure(kernels: tuple[str, ...], width: float) -> HeadroomFigure:
-    """The names that kernels have in the code where there is no room for words."""
+    """Label kernels with words in the wide layout and with their names in code in the narrow one."""
     return HeadroomFigure([say(case.KERNELS[name]) if width == WIDE else name for name in kernels], width)
 
 
 def headroom(w, op: str | None = None, show=None, *, language: str | None = None, **settings) -> Headroom:
-    """A panel on decays of your own: their histogram, and how far each kernel of the casebook is from its law.
+    """Panel: a histogram of your own decays, and how far each kernel of the casebook is from its limit.
 
-    w, op: as `flakit.headroom` takes them: decays [B, T, H, K], layers by name, or a file of either.
-    show: names of the knobs on view, at first times, dtype and layer; the others lie under "more".
-    settings: any of its knobs: dtype (of the operands), times (0.01 … 100, what all decays are multiplied with), chunk,
-    block, and layer where there are several.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    w, op: as in `flakit.headroom`: natural-log decays [B, T, H, K], layers by name, or a file of either.
+    show: names of the knobs on view, default times, dtype and layer; the others lie under "more".
+    settings: starting values of the knobs: dtype (of the operands), times (0.01 … 100, a factor on all decays), chunk,
+        block, and layer if there are several.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> headroom(-torch.rand(1, 200, 4, 64), "rwkv6", times=2.0)
     """

@@ -1,4 +1,4 @@
-"""A chunk kernel traced as its decay grows: the first tile that is not finite, its family tree, headroom a line."""
+"""A traced chunk kernel at one decay: its first non-finite tile, what followed from it, and each line's headroom."""
 
 import math
 from collections.abc import Callable
@@ -57,29 +57,37 @@ STOPS = (
     -0.5, -1.0, -1.3, -1.37, -1.38, -1.39, -1.4, -1.5, -2.0, -2.5, -2.8, -3.0, -5.0, -5.6, -9.0, -11.2, -100.0,
 )  # fmt: skip
 STRONGEST = -1000.0
-"""The knob's stops, and its end, in natural-log decay per token."""
+"""The knob's stops and its end, natural-log decay per token."""
 
 
-class KernelTrace(Panel):
-    """Every setting runs the kernel once, interpreted, in a process of its own."""
+class WorkbenchPanel(Panel):
+    """The workbench's kernel at one decay. Every setting runs it once, interpreted, in a process of its own."""
 
-    name = "kernel-trace"
     main = "decay"
-    on_view = ("decay", "way")
-    presets = PRESETS
     random = False
     readout_lines = 3
 
-    def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
+    def __init__(self, decay: float, lines: tuple[Callable, ...], settings: dict, more: dict | None = None, **options):
+        """lines: functions of the reader's in place of the kernel's. more: further knobs."""
         self._lines = lines
         yours = workbench.answered(*lines)
         ways = [*workbench.WAYS, *([YOURS] if yours else [])]
-        settings.setdefault("way", YOURS if yours else "start")
-        made = {
-            "decay": knobs.DecayKnob(-1.3, WORDS["decay"], stops=STOPS, low=STRONGEST),
+        controls = {
+            "decay": knobs.DecayKnob(decay, WORDS["decay"], stops=STOPS, low=STRONGEST),
             "way": knobs.choice("start", {WORDS["ways"][way]: way for way in ways}, WORDS["way"]),
         }
-        super().__init__(made, settings, alt=WORDS["alt"], show=show)
+        super().__init__(controls | (more or {}), {"way": YOURS if yours else "start"} | settings, **options)
+
+
+class KernelTrace(WorkbenchPanel):
+    """The first non-finite tile, the tree of what followed from it, and the headroom of every exponential."""
+
+    name = "kernel-trace"
+    on_view = ("decay", "way")
+    presets = PRESETS
+
+    def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
+        super().__init__(-1.3, lines, settings, alt=WORDS["alt"], show=show)
 
     def compute(self, decay, way, **_) -> Trace:
         return workbench.traced(decay, *(self._lines if way == YOURS else ()), way="start" if way == YOURS else way)
@@ -95,11 +103,11 @@ class KernelTrace(Panel):
         if site is None:
             return WORDS.say("fine", decay=decay, line=_least(result)) + recorded
         tile = site.first
-        said = WORDS.say("broken",
-            decay=decay, line=site.place.line, code=_code(site.place), what=tile.what, bad=tile.bad, size=tile.size,
+        text = WORDS.say("broken",
+            decay=decay, line=site.place.line, code=code_of(site.place), what=tile.what, bad=tile.bad, size=tile.size,
             token=tile.index[0] if tile.index else 0, program=tile.program[0],
         )  # fmt: skip
-        return said + _fate(result) + recorded
+        return text + _fate(result) + recorded
 
     def arithmetic(self, result: Trace, cell: Cell, *, decay, **_) -> str | None:
         if cell.map == "tile":
@@ -113,7 +121,7 @@ class KernelTrace(Panel):
             return WORDS.say("branch", place=site.place.short, statement=site.place.statement, what=site.words)
         line = result.headroom[cell.row]
         return WORDS.say("room",
-            place=line.place.short, code=_code(line.place), largest=line.largest, program=line.program[0],
+            place=line.place.short, code=code_of(line.place), largest=line.largest, program=line.program[0],
             end=_end(line),
         )  # fmt: skip
 
@@ -130,11 +138,11 @@ def _least(trace: Trace) -> str:
     line = trace.headroom[0]
     if line.largest <= 0:
         return WORDS["flat"]
-    return WORDS.say("least", line=line.place.line, code=_code(line.place), largest=line.largest, end=_end(line))
+    return WORDS.say("least", line=line.place.line, code=code_of(line.place), largest=line.largest, end=_end(line))
 
 
 def _fate(trace: Trace) -> str:
-    """What became of all that was found."""
+    """Say which results the non-finite values reached."""
     into = {store.into for site in trace.roots for store in site.stores}
     return WORDS.say("reached", into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
 
@@ -160,17 +168,18 @@ def _end(line: Headroom) -> str:
     return f"{line.room + line.largest:.2f}"
 
 
-def _code(place: Place) -> str:
+def code_of(place: Place) -> str:
+    """Return the source of a place on one line."""
     return " ".join((place.expression or place.statement).split())
 
 
 def kernel_trace(*lines: Callable, show=None, language: str | None = None, **settings) -> KernelTrace:
-    """A panel on the trace of a chunk kernel: the first tile that is not finite, what came of it, headroom a line.
+    """Panel: a traced chunk kernel, with its first non-finite tile, what followed from it, and each line's headroom.
 
-    lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
-    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), and way: "start",
-    "middle", "blocks", "halves" or "yours".
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
+    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest) and way ("start",
+        "middle", "blocks", "halves" or "yours").
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> kernel_trace(decay=-1.4)
     """

@@ -1,4 +1,4 @@
-"""The knobs panels share. A knob is a widget whose `value` is the setting itself: a log decay, a length, a name."""
+"""Knobs for panels. A knob is a widget whose `value` is the setting itself: a log decay, a length, a name."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from ..numerics.operators import OPERATORS
 
 NONE = "none"
 
-_ROW = {"width": "auto"}  # panels lay them out, two beside each other on a small laptop's screen
+_ROW = {"width": "auto"}  # panels lay knobs out, two in a row on a small laptop's screen
 _STYLE = {"description_width": "76px"}
 
 _STOPS_PER_DECADE = 40
@@ -20,8 +20,7 @@ _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
 
 
 class NumberKnob(widgets.SelectionSlider):
-    """A slider over a few numbers; any other from `low` to `high` can be assigned with `accept` and is a stop until
-    the next one is."""
+    """A slider over a few numbers. `accept` assigns any other from `low` to `high`, a stop until the next call."""
 
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
         self.low, self.high, self._stops, self._dense = low, high, frozenset(stops), frozenset()
@@ -37,7 +36,7 @@ class NumberKnob(widgets.SelectionSlider):
         self.value = value
 
     def dense(self, stops: Iterable[float]) -> None:
-        """Stop at these, too, in place of those given last; the value stays."""
+        """Replace the additional stops; the value stays."""
         self._dense = frozenset(stops)
         value, options = self.value, self._labelled({*self._stops, *self._dense, self.value})
         if options != list(self.options):
@@ -52,9 +51,9 @@ class NumberKnob(widgets.SelectionSlider):
 
 
 class DecayKnob(NumberKnob):
-    """A slider over natural-log decays from 0 to `low`, logarithmic in |w| between, both ends exact.
+    """A slider over natural-log decays from 0 to `low`, logarithmic in |w|, with both ends exact.
 
-    stops: others than the even ones; optional: begin with a stop "none", whose value is that word.
+    stops: replace the evenly spaced ones. optional: start with a stop "none", whose value is that word.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class DecayKnob(NumberKnob):
 
 
 def labelled(options: Mapping | Iterable) -> list:
-    """Options as a widget takes them, names by their values under the words of the language that is spoken."""
+    """Return options as a widget takes them, with labels in the current language."""
     if not isinstance(options, Mapping):
         return [(label(x[0]), x[1]) if isinstance(x, tuple) else x for x in options]
     pairs = [(label(words), value) for words, value in options.items()]
@@ -90,12 +89,12 @@ def labelled(options: Mapping | Iterable) -> list:
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
-    """One of a few named options (a mapping gives label: value). A value None would show as a blank."""
+    """A list of options, or of labels and values in a mapping. A value None would show as a blank."""
     return widgets.Dropdown(options=labelled(options), value=value, description=description, style=_STYLE, layout=_ROW)
 
 
 def switch(value: bool, description: str) -> widgets.Checkbox:
-    """Yes or no."""
+    """A box to check."""
     return widgets.Checkbox(value=value, description=description, indent=True, style=_STYLE, layout=_ROW)
 
 
@@ -114,7 +113,7 @@ def integer(value: int, low: int, high: int, description: str, step: int = 1) ->
 
 
 def number(value: float, low: float, high: float, description: str, step: float | None, log: bool) -> NumberKnob:
-    """A slider over numbers from low to high: `step` apart (default: a fortieth of the way), or ten in a decade."""
+    """A slider over numbers from low to high: `step` apart (default: a fortieth of the range), or ten per decade."""
     if log:
         decades = math.log10(high / low)
         stops = {float(f"{low * 10 ** (i / 10):.2g}") for i in range(round(10 * decades))} | {high}
@@ -125,19 +124,19 @@ def number(value: float, low: float, high: float, description: str, step: float 
 
 
 def operator_choice(value: str, names: Iterable[str] = tuple(OPERATORS)) -> widgets.Dropdown:
-    """Which operator; `names` where a panel knows fewer than all."""
+    """A list of operators: those in `names`, default all."""
     return choice(value, {OPERATORS[name].label: name for name in names}, "operator")
 
 
 def stops_of(knob: widgets.Widget) -> list:
-    """Every value that a slider or list stops at, in its order."""
+    """Return every value of a slider or list, in its order."""
     if isinstance(knob, widgets.IntSlider):
         return list(range(knob.min, knob.max + 1, knob.step))
     return [option[1] if isinstance(option, tuple) else option for option in knob.options]
 
 
 def assign(knob: widgets.Widget, name: str, value) -> None:
-    """Set a knob from code, with an error that names it, what was expected and what came."""
+    """Set a knob from code; a ValueError names the knob, the expected value and the actual one."""
     try:
         if hasattr(knob, "accept"):
             knob.accept(value)

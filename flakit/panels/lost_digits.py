@@ -1,4 +1,4 @@
-"""The lines of a chunk kernel and the digits that each loses, as its decay grows and its products are rounded."""
+"""The digits that each line of a chunk kernel loses, by its decay and the precision of its products."""
 
 import functools
 import math
@@ -7,14 +7,13 @@ from collections.abc import Callable
 from ..figures.canvas import Cell
 from ..figures.digits import DigitsFigure
 from ..instruments import workbench
-from ..instruments.digits import Line, budget, right
+from ..instruments.digits import budget, right
 from ..instruments.trace_record import Trace
 from ..language import Words, speaking
 from ..numerics.words import number
 from . import knobs
-from .base import Panel
-from .kernel_trace import STOPS, STRONGEST, YOURS
 from .kernel_trace import WORDS as KERNEL
+from .kernel_trace import YOURS, WorkbenchPanel, code_of
 from .shared import literal
 
 WORDS = Words() | {
@@ -41,34 +40,20 @@ PRESETS = {
 }
 
 
-class LostDigits(Panel):
-    """Every setting runs the kernel once, interpreted, in a process of its own."""
+class LostDigits(WorkbenchPanel):
+    """For every line how many digits are right in what it reads and in what it computes."""
 
     name = "lost-digits"
-    main = "decay"
     on_view = ("decay", "way", "products")
     presets = PRESETS
-    random = False
-    readout_lines = 3
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
-        self._lines = lines
-        yours = workbench.answered(*lines)
-        ways = [*workbench.WAYS, *([YOURS] if yours else [])]
-        settings.setdefault("way", YOURS if yours else "start")
-        made = {
-            "decay": knobs.DecayKnob(-0.5, KERNEL["decay"], stops=STOPS, low=STRONGEST),
-            "way": knobs.choice("start", {KERNEL["ways"][way]: way for way in ways}, KERNEL["way"]),
-            "products": knobs.choice(
-                "ieee", {WORDS["ways"][name]: name for name in workbench.PRODUCTS}, WORDS["products"]
-            ),
-        }
-        super().__init__(made, settings, alt=WORDS["alt"], show=show)
+        products = {WORDS["ways"][name]: name for name in workbench.PRODUCTS}
+        more = {"products": knobs.choice("ieee", products, WORDS["products"])}
+        super().__init__(-0.5, lines, settings, more, alt=WORDS["alt"], show=show)
 
     def compute(self, decay, way, products, **_) -> Trace:
-        if way == YOURS:
-            return _traced(decay, "start", products, self._lines)
-        return _traced(decay, way, products)
+        return _traced(decay, "start", products, self._lines) if way == YOURS else _traced(decay, way, products)
 
     def draw(self, result: Trace, **_) -> None:
         figure = self.figure(DigitsFigure)
@@ -78,18 +63,16 @@ class LostDigits(Panel):
     def describe(self, result: Trace, *, decay, **_) -> str:
         digits, decay, recorded = result.digits, number(decay), "" if workbench.tl else KERNEL["recorded"]
         (o,) = (x for x in digits.outputs if x.name == "o")
-        got = {"digits": _digits(right(o.error)), "allowed": _digits(right(budget("float32")))}
+        reached = {"digits": _digits(right(o.error)), "allowed": _digits(right(budget("float32")))}
         line = digits.first
         if line is None:
             worst = digits.losses[0]
-            most = {"line": worst.place.line, "code": _code(worst), "lost": _digits(worst.lost)}
-            return WORDS.say("fine", decay=decay, **got) + WORDS.say("most", **most) + recorded
-        blame = line.blamed
-        inside, out = _digits(right(blame.inside)), _digits(right(blame.out))
-        said = WORDS.say(
-            "lost", decay=decay, line=line.place.line, code=_code(line), what=line.words, inside=inside, out=out
-        )
-        return said + WORDS.say("reaches", **got) + recorded
+            most = {"line": worst.place.line, "code": code_of(worst.place), "lost": _digits(worst.lost)}
+            return WORDS.say("fine", decay=decay, **reached) + WORDS.say("most", **most) + recorded
+        change = {"inside": _digits(right(line.blamed.inside)), "out": _digits(right(line.blamed.out))}
+        code = code_of(line.place)
+        lost = WORDS.say("lost", decay=decay, line=line.place.line, code=code, what=line.words, **change)
+        return lost + WORDS.say("reaches", **reached) + recorded
 
     def arithmetic(self, result: Trace, cell: Cell, **_) -> str | None:
         shown = result.digits.shown()
@@ -112,7 +95,7 @@ print(workbench.traced({literal(decay)}, way={way!r}, digits=True, products={pro
 
 @functools.lru_cache(maxsize=32)
 def _traced(decay: float, way: str, products: str, lines: tuple[Callable, ...] = ()) -> Trace:
-    """Some seconds of an interpreted kernel: not again because a window has another width."""
+    """Cache the trace, which takes seconds, for redraws at another width."""
     return workbench.traced(decay, *lines, way=way, digits=True, products=products)
 
 
@@ -120,18 +103,13 @@ def _digits(x: float) -> str:
     return f"{x:.1f}" if math.isfinite(x) else WORDS["all"]
 
 
-def _code(line: Line) -> str:
-    return " ".join((line.place.expression or line.place.statement).split())
-
-
 def lost_digits(*lines: Callable, show=None, language: str | None = None, **settings) -> LostDigits:
-    """A panel on the digits that each line of a chunk kernel loses; it runs the kernel, and needs Triton for all
-    settings but its presets.
+    """Panel: the digits that each line of a chunk kernel loses. Without Triton it has recordings of its presets only.
 
-    lines: functions of one's own in place of the kernel's, as `flakit.instruments.workbench.run` takes them.
-    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), way: "start",
-    "middle", "blocks", "halves" or "yours", and products: "ieee" or "tf32", of what is not yours.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
+    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), way ("start",
+        "middle", "blocks", "halves" or "yours") and products ("ieee" or "tf32", of flakit's lines).
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> lost_digits(products="tf32")
     """

@@ -1,4 +1,4 @@
-"""What several panels share: knobs that some operators have, decays, anchor schemes, and text of scripts."""
+"""Shared by several panels: knobs of some operators only, decays, anchor schemes, and text of scripts."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +17,7 @@ from .base import Panel
 
 
 def only_for(panel: Panel, op: widgets.Widget, knob: widgets.Widget, operators: Collection[str]) -> None:
-    """Show a knob where the chosen operator is one of these, hide it elsewhere."""
+    """Show a knob for these operators only."""
 
     def show(_, name: str) -> None:
         knob.layout.display = "" if name in operators else "none"
@@ -27,7 +27,7 @@ def only_for(panel: Panel, op: widgets.Widget, knob: widgets.Widget, operators: 
 
 
 def own_default(panel: Panel, op: widgets.Widget, knob: widgets.Widget, defaults: Mapping[str, object]) -> None:
-    """A knob that stands at the default of the operator before goes to that of the one now chosen."""
+    """Move a knob from the default of the previous operator to that of the chosen one; leave other values."""
 
     def follow(before: str, name: str) -> None:
         if knob.value == defaults[before]:
@@ -43,12 +43,12 @@ def own_options(
     options: Callable[[str], Iterable[str]],
     otherwise: Mapping[str, str],
 ) -> None:
-    """Offer each operator's own options; the one chosen stays where it is still there, `otherwise` takes over."""
+    """Offer each operator's own options; if they lack the chosen one, choose that of `otherwise`."""
 
     def offer(_, name: str) -> None:
-        kept, offered = knob.value, tuple(options(name))
+        value, offered = knob.value, tuple(options(name))
         knob.options = knobs.labelled({each: each for each in offered})
-        knob.value = kept if kept in offered else otherwise[name]
+        knob.value = value if value in offered else otherwise[name]
 
     panel.when(op, offer)
 
@@ -67,22 +67,19 @@ def decay_knobs(
     stops: Iterable[float] | None = None,
     low: float = -math.inf,
 ) -> dict[str, widgets.Widget]:
-    """Knobs "profile" and "decay". The slider, from 0 to `low`, says the decay of "constant", and of `others`
-    (label: value).
-
-    A person who moves it while a profile of `flakit.inputs` is chosen means "constant": a slider that changes nothing
-    would only puzzle.
+    """Return knobs "profile" and "decay". The slider, from 0 to `low`, is the decay of "constant" and of `others`
+    (label: value). Moved while a profile of `flakit.inputs` is chosen, it selects "constant".
     """
     options = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, **(others or {})}
-    made = {"profile": knobs.choice(profile, options, "decays"), "decay": knobs.DecayKnob(decay, stops=stops, low=low)}
+    profiles, slider = knobs.choice(profile, options, "decays"), knobs.DecayKnob(decay, stops=stops, low=low)
 
-    def mean_it(_) -> None:
-        if not panel._held and made["profile"].value in DECAYS:
+    def select_constant(_) -> None:
+        if not panel._held and profiles.value in DECAYS:
             with panel.held():  # the slider itself redraws
-                made["profile"].value = CONSTANT
+                profiles.value = CONSTANT
 
-    made["decay"].observe(mean_it, "value")
-    return made
+    slider.observe(select_constant, "value")
+    return {"profile": profiles, "decay": slider}
 
 
 def chosen(profile: str, decay: float) -> str | float:
@@ -98,41 +95,38 @@ _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label i
 
 
 def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
-    """Knobs "scheme", "mask" and "dtype"; the mask modes offered are those that mean something with the scheme."""
-    schemes = {each.label: each.name for each in anchor.SCHEMES.values()}
-    made = {
-        "scheme": knobs.choice(scheme, schemes, "anchor"),
-        "mask": knobs.choice(RIGHT, _MASKS, "mask"),
-        "dtype": knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype"),
-    }
+    """Return knobs "scheme", "mask" and "dtype"; "mask" offers the modes that apply to the scheme."""
+    schemes = knobs.choice(scheme, {each.label: each.name for each in anchor.SCHEMES.values()}, "anchor")
+    mask = knobs.choice(RIGHT, _MASKS, "mask")
+    dtype = knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype")
 
     def offer(scheme: str) -> None:
-        mask, allowed = made["mask"], (RIGHT, *anchor.SCHEMES[scheme].masks)
-        options = tuple((label(words), name) for words, name in _MASKS.items() if name in allowed)
+        allowed = RIGHT, *anchor.SCHEMES[scheme].masks
+        options = tuple((label(text), name) for text, name in _MASKS.items() if name in allowed)
         if tuple(mask.options) != options:
-            kept = mask.value
+            value = mask.value
             mask.options = options
-            mask.value = kept if kept in allowed else RIGHT
+            mask.value = value if value in allowed else RIGHT
 
-    made["scheme"].observe(lambda change: offer(change.new), "value")
+    schemes.observe(lambda change: offer(change.new), "value")
     offer(scheme)
-    return made
+    return {"scheme": schemes, "mask": mask, "dtype": dtype}
 
 
 def tensors(op: str) -> dict[str, str]:
-    """The output and every gradient an anchor scheme makes of an operator, with words for their columns."""
+    """Return o and every gradient that an anchor scheme computes for an operator, with words for their columns."""
     of = OPERATORS[op]
     names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
     return {name: say(_COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]]) for name in names}
 
 
 def mode(mask: str) -> str | None:
-    """The mask argument of a case's functions."""
+    """Return the mask argument of a case's functions."""
     return None if mask == RIGHT else mask
 
 
 def in_words(scheme: str, mask: str, dtype: str) -> str:
-    """The three knobs for a picture's subtitle."""
+    """Say the three knobs in a picture's subtitle."""
     masked = "" if mask == RIGHT else say(" · mask: {mask}").format(mask=say(masking.MASKS[mask]))
     return say("anchor: {anchor}").format(anchor=say(anchor.SCHEMES[scheme].label)) + f"{masked} · {dtype}"
 
@@ -140,17 +134,17 @@ def in_words(scheme: str, mask: str, dtype: str) -> str:
 # --- sizes of the decay around a law ---------------------------------------------------------------------------------
 
 SAME = 1e-3
-"""Onsets nearer to each other than this are one."""
+"""Onsets closer to each other than this share count as one."""
 
 
 def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], same: float = SAME) -> set[float]:
-    """Sizes in few digits below and above every onset, and between any two that differ.
+    """Return sizes with few digits below and above every onset, and between any two that differ.
 
-    onsets: for each what law and measurement say; those within a share `same` of each other are one. sides: how far a
-    size is from it at least and at most, as factors.
+    onsets: of each the values by law and by measurement; those within a share `same` of each other count as one.
+    sides: the least and the largest distance of a size from an onset, as factors.
     """
     groups = []
-    for low, high in sorted((min(found), max(found)) for found in onsets):
+    for low, high in sorted((min(values), max(values)) for values in onsets):
         if groups and low <= max(groups[-1][0] * (1 + same), groups[-1][1]):
             groups[-1][1] = max(groups[-1][1], high)
         else:
@@ -167,15 +161,15 @@ def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], sam
 
 
 def _short(low: float, high: float) -> float:
-    """The number of fewest digits between two, nearest to their middle."""
+    """Return the middle of two numbers, rounded to the fewest digits that leave it between them."""
     middle = (low + high) / 2
-    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
-    return next(x for x in found if low < x < high)
+    rounded = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
+    return next(x for x in rounded if low < x < high)
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 
 def literal(value: str | float) -> str:
-    """Python text of a decay: a profile's name or a number, infinities included."""
+    """Return the Python text of a decay: a profile's name or a number, infinities included."""
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
