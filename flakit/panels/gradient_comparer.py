@@ -72,7 +72,6 @@ WORDS = Words() | {
     "along knob": "{tensor} along {knob}",
     "time": "time t",
     "press": "press “measure along”",
-    "not kept": "the recording has no single tokens",
     "errors": "{tensor}, {measure}: {errors}{size}.",
     "error": "{form} {error}",
     "small": "; its true size, {size:.1e}, is below what {dtype} holds in full ({least:.1e})",
@@ -132,8 +131,7 @@ class GradientComparer(Panel):
             self.spec, of = op if isinstance(op, str) else op.name, operator(op)
             op, self.operators = of.name, {of.name: of}
             settings = ({} if own else {"T": 16}) | settings  # its truth walks token by token
-        recordings = {} if own else {name: _recording(name) for name in self.operators}
-        self.recordings = {name: recording for name, recording in recordings.items() if recording is not None}
+        self.recordings = {name: x for name in self.operators if not own and (x := _recording(name)) is not None}
         self._measured: tuple[tuple, list[Mapping]] | None = None
         self._swept: dict | None = None
         sources = {WORDS.say("here", device=self.device): HERE}

@@ -1,4 +1,4 @@
-"""Small panels with one or two knobs each, for the sentence of a lesson that needs them: a module a lesson."""
+"""Small panels with one or two knobs for single sentences of the lessons: one module per lesson."""
 
 import functools
 
@@ -59,8 +59,8 @@ class SketchPanel(Panel):
         self.on_view = tuple(self.sketch.knobs)
         self.main, self.presets = self.on_view[0], self.sketch.presets
         self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
-        made = {knob: make() for knob, make in self.sketch.knobs.items()}
-        super().__init__(made, settings, alt=say(self.sketch.alt))
+        controls = {knob: make() for knob, make in self.sketch.knobs.items()}
+        super().__init__(controls, settings, alt=say(self.sketch.alt))
 
     def compute(self, **setting):
         return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.random})
@@ -83,11 +83,11 @@ class SketchPanel(Panel):
 
 
 def sketch(name: str, *, language: str | None = None, **settings) -> SketchPanel:
-    """A small panel with one or two knobs.
+    """Panel: one small picture with one or two knobs.
 
     name: one of SKETCHES, such as "broken" (a gradient that a decay breaks), "reading" (four tokens read by a query)
-    or "forgetting" (what is left of a token). settings: its knobs, and a seed where its inputs are random.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+        or "forgetting" (what is left of a token). settings: its knobs, and a seed if its inputs are random.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> sketch("forgetting", w=-0.5)
     """

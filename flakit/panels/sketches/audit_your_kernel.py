@@ -21,18 +21,19 @@ def _examiner() -> Examiner:
 
 
 @functools.cache
-def _ran(dtype: str):
+def _run(dtype: str):
+    """Return the setting, and the run of the unchanged kernel there."""
     examiner = _examiner()
     setting = examiner.resolved(examiner.plain.without(T=64, decay="logsigmoid", dtype=dtype))
     return setting, examiner.run(setting)
 
 
 def _budget(fault: float, dtype: str) -> BudgetShown:
-    setting, ran = _ran(dtype)
-    planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in ran.values.items()}
-    found = _examiner().findings(setting, dataclasses.replace(ran, values=planted))
-    errors, allowed = (np.array([getattr(x, name) for x in found]) for name in ("figure", "allowed"))
-    return BudgetShown(fault, dtype, tuple(x.tensor for x in found), errors, allowed)
+    setting, run = _run(dtype)
+    planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in run.values.items()}
+    findings = _examiner().findings(setting, dataclasses.replace(run, values=planted))
+    errors, allowed = (np.array([getattr(x, name) for x in findings]) for name in ("figure", "allowed"))
+    return BudgetShown(fault, dtype, tuple(x.tensor for x in findings), errors, allowed)
 
 
 SKETCHES = {

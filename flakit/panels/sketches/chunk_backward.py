@@ -12,12 +12,12 @@ from .sketch import Sketch
 
 _TOKENS = 8
 SEED = 173
-"""Of the inputs: no pair outweighs all others, and the sums that the panel says agree as they are rounded."""
+"""Of inputs in which no pair outweighs all others, and whose rounded sums in the panel agree."""
 
 
 @functools.cache
 def _pairs() -> torch.Tensor:
-    """Of one channel: what token i reads of what token j wrote, times what it is worth to the loss, [T, T]."""
+    """For one channel: what token i reads of what token j wrote, times the gradient of the loss, [T, T]."""
     x = inputs("rwkv6", T=_TOKENS, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64, seed=SEED)
     do, _ = cotangents("rwkv6", x)
     r, k, v, w, do = (tensor[0, :, 0] for tensor in (x["r"], x["k"], x["v"], x["w"], do))

@@ -30,17 +30,17 @@ _WRONG = {"inputs in bfloat16": "inputs", "doubled": "doubled", "one token lost"
 
 
 def rounded(x: Tensor, digits: int) -> Tensor:
-    """x rounded to so many binary digits, the nearest such number."""
+    """Round x to a number of binary digits."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2.0**digits).round() / 2.0**digits, exponent)
 
 
 @functools.lru_cache(maxsize=2)
 def _outputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """o [T, V] of one head in float64: by the chunk form and the recurrence in float32, and as it is."""
+    """Return o [T, V] of one head as float64: by chunks and by the recurrence in float32, and the truth."""
     x = inputs("rwkv6", seed=seed, **SIZES)
-    found = chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"], truth("rwkv6", x)["o"]
-    return tuple(o[0, :, 0].double() for o in found)
+    outputs = chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"], truth("rwkv6", x)["o"]
+    return tuple(o[0, :, 0].double() for o in outputs)
 
 
 def _two_forms(digits: int, seed: int = 0) -> TwoFormsShown:
@@ -58,7 +58,7 @@ def _two_forms(digits: int, seed: int = 0) -> TwoFormsShown:
 
 @functools.lru_cache(maxsize=2)
 def _exact(seed: int) -> tuple[Tensor, Tensor]:
-    """o [T, V] of one head in float64, and the same from inputs that were stored in bfloat16."""
+    """Return o [T, V] of one head in float64, and the same from inputs rounded to bfloat16."""
     x = inputs("rwkv6", seed=seed, **SIZES)
     stored = {name: tensor.bfloat16() for name, tensor in x.items()}
     return tuple(truth("rwkv6", each)["o"][0, :, 0] for each in (x, stored))

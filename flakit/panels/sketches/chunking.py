@@ -3,16 +3,7 @@
 import torch
 
 from ...cases.anchor import Scheme, exponents, tiles
-from ...figures.sketches.chunking import (
-    KINDS,
-    WORDS,
-    Chunks,
-    ChunksShown,
-    Split,
-    SplitShown,
-    Ways,
-    WaysShown,
-)
+from ...figures.sketches.chunking import KINDS, WORDS, Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
 from ...numerics.inputs import inputs
 from ...ops.common.decay import level_blocks
 from ...ops.rwkv6 import fused_recurrent_rwkv6
@@ -23,18 +14,18 @@ _T, _SLOW = 32, -0.1  # of "chunks"
 _CHUNK, _SMALL, _BLOCK, _DECAY = 64, 16, 4, -1.0  # of "split", of "ways", and the decay of both
 
 MIDDLE = Scheme("whole-middle", "one product about the middle", whole=True, diagonal="middle")
-"""A chunk that is one product, anchored at any of its rows."""
+"""A chunk as a single product, anchored at any row."""
 
 WAYS = ("one product", "blocks", "halves of halves")
 
 
 def _chunks(chunk: int) -> ChunksShown:
-    """Every token writes its own number, so that an output says how much of each token is in it."""
+    """Each token writes its own unit vector, so that an output shows how much of each token it contains."""
     ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
     values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
     past, itself, inside = (
         fused_recurrent_rwkv6(ones, ones, values, _SLOW * ones, bonus, cu_seqlens=starts).o[0, :, 0]
-        # A sequence that begins anew at every chunk: no state enters any.
+        # A sequence for each chunk: no state enters a chunk.
         for bonus, starts in ((u, None), (u + 1, None), (u, torch.arange(0, _T + 1, chunk)))
     )
     kinds = torch.full((_T, _T), KINDS.index("future"))
@@ -47,10 +38,9 @@ def _split(anchor: int) -> SplitShown:
     x = inputs("rwkv6", T=_CHUNK, H=1, K=1, decay=_DECAY)
     if anchor == 0:
         read, key = exponents(x, "none")
-    else:  # what has been decayed before a token is what has been decayed up to the row before it
+    else:  # the decay before a token is the decay up to the previous row
         read, key = exponents(x, MIDDLE, row=anchor - 1)
-    made = read.exp() * key.exp()
-    return SplitShown(anchor, _DECAY, read[:, 0].numpy(), key[0].numpy(), made.numpy())
+    return SplitShown(anchor, _DECAY, read[:, 0].numpy(), key[0].numpy(), (read.exp() * key.exp()).numpy())
 
 
 def _ways(way: str) -> WaysShown:

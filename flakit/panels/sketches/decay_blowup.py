@@ -7,15 +7,7 @@ import torch
 
 from ...cases import anchor as case
 from ...cases.laws import LN_MAX
-from ...figures.sketches.decay_blowup import (
-    WORDS,
-    Counting,
-    CountingShown,
-    Ends,
-    EndsShown,
-    Fatal,
-    FatalShown,
-)
+from ...figures.sketches.decay_blowup import WORDS, Counting, CountingShown, Ends, EndsShown, Fatal, FatalShown
 from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import sum_before
@@ -34,7 +26,7 @@ _TOKENS, _STRONG = 2 * _CHUNK, -500.0
 
 @functools.cache
 def _formats() -> tuple[torch.Tensor, dict, dict]:
-    """A row of exponents, what each format holds of their exponentials, and its smallest number with all digits."""
+    """Return exponents, their exponentials in each format, and each format's smallest normal number."""
     exponents = torch.arange(-_END, _END + 1, dtype=torch.float64)
     held = {number(dtype): exponents.exp().to(dtype).double().numpy() for dtype in LN_MAX}
     return exponents, held, {number(dtype): torch.finfo(dtype).smallest_normal for dtype in LN_MAX}
@@ -48,7 +40,7 @@ def _ends(exponent: float) -> EndsShown:
 
 
 def _counting(anchor: int) -> CountingShown:
-    """At a decay of -1 an exponent is a number of tokens; the largest of all is the one to count."""
+    """At a decay of -1 an exponent is a number of tokens. Count those of the largest exponent."""
     w = -torch.ones(_BLOCK, 1)
     n = w[:anchor].sum(0)
     exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
@@ -60,13 +52,13 @@ def _counting(anchor: int) -> CountingShown:
 
 
 def _fatal(anchor: int) -> FatalShown:
-    """A sequence for each position; the tiles left of the blocks are anchored before the block's token `anchor`."""
+    """One sequence per position of the strong decay. Tiles left of a block are anchored before its token `anchor`."""
     x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
     each = torch.arange(_TOKENS)
     x["w"][each, each] = _STRONG
     scheme = replace(case.SCHEMES["first-row"], left=anchor - 1)
-    found = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
-    lost = {name: bad.flatten(1).any(1).numpy() for name, bad in found.items() if len(bad) == _TOKENS}
+    non_finite = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
+    lost = {name: bad.flatten(1).any(1).numpy() for name, bad in non_finite.items() if len(bad) == _TOKENS}
     return FatalShown(_STRONG, anchor, lost, _CHUNK, _BLOCK)
 
 

@@ -9,21 +9,21 @@ from .sketch import Sketch
 
 DOOR, LAMP = torch.eye(2)
 OPEN, CLOSED, ON, OFF = torch.eye(4)
-"""Keys of two things and values for what can be said of them."""
+"""Keys of two things and values for their states."""
 
-_TOLD = ((DOOR, CLOSED), (LAMP, ON), (DOOR, OPEN))
+_WRITES = ((DOOR, CLOSED), (LAMP, ON), (DOOR, OPEN))
 _TOKENS = 8  # of "revisions", all under one key
 
 
 def _editing(alpha: float) -> EditingShown:
-    k, v = (torch.stack(rows)[None, :, None] for rows in zip(*_TOLD, strict=True))
+    k, v = (torch.stack(rows)[None, :, None] for rows in zip(*_WRITES, strict=True))
     *_, last = reference.steps(r=k, w=torch.zeros_like(k), k=k, v=v, a=-k, b=alpha * k)
     tables = (last.state_before, last.edit, last.kv, last.state)
     return EditingShown(alpha, *(table[0, 0].numpy() for table in tables))
 
 
 def _revisions(alpha: float) -> RevisionsShown:
-    """The gradient of the last answer with respect to every value: how much each counts in it."""
+    """The gradient of the last output with respect to every value: how much each contributes."""
     k = torch.ones(1, _TOKENS, 1, 1, dtype=torch.float64)
     v = torch.ones_like(k, requires_grad=True)
     o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, alpha * k).o

@@ -26,20 +26,6 @@ print(inverse.invert(L, "substitution", "float64"))
 """
 
 SKETCHES = {
-    "chained": Sketch(
-        {"spread": _spread},
-        _chained,
-        Chained,
-        WORDS.english["chained"]["alt"],
-        PRESETS,
-        SCRIPT,
-    ),
-    "halved": Sketch(
-        {"spread": _spread},
-        functools.partial(_chained, halves=True),
-        Chained,
-        WORDS.english["chained"]["alt"],
-        PRESETS,
-        SCRIPT,
-    ),
+    name: Sketch({"spread": _spread}, compute, Chained, WORDS.english["chained"]["alt"], PRESETS, SCRIPT)
+    for name, compute in (("chained", _chained), ("halved", functools.partial(_chained, halves=True)))
 }

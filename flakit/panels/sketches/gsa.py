@@ -11,11 +11,11 @@ _T, _M, _K = 8, 4, 6
 _GATES = (0.0, -0.1, -0.2, -0.3, -0.5, -0.7, -1.0, -1.5, -2.0, -3.0, -5.0)
 _MORE = 40  # tokens that "slot_gate" reads after the first
 _F = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0, -2.0, -3.0, -5.0, -7.0, -10.0, -15.0, -20.0, -30.0, -40.0)
-_FIELD = 50.0  # f reaches no further
+_FIELD = 50.0  # the largest |f|
 
 
 def _slots(gate: float) -> SlotsShown:
-    """Values are the rows of a unit matrix, so that the slots' values are how much of each token they hold."""
+    """Values are unit vectors, so that a slot's values show how much of each token it holds."""
     q, k = torch.randn(2, 1, _T, 1, _K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     v = torch.eye(_T, dtype=torch.float64)[None, :, None]
     s = torch.nn.functional.one_hot(torch.arange(_T) % _M, _M).double()[None, :, None]
@@ -31,7 +31,7 @@ def _gate(f: torch.Tensor) -> torch.Tensor:
 
 
 def _slot_gate(f: float) -> SlotGateShown:
-    """One slot, in which the first token writes 1: the softmax over it is 1, and the output is what it holds."""
+    """One slot, in which the first token writes 1: its softmax is 1, so the output is its value."""
     g = _gate(torch.tensor(f, dtype=torch.float64))
     ones = torch.ones(1, _MORE + 1, 1, 1, dtype=torch.float64)
     s = ones.clone()

@@ -1,4 +1,4 @@
-"""The sketch of 05_one_infinity that has one column."""
+"""The one-column sketch of 05_one_infinity."""
 
 from ...cases.infinity import follow
 from ...figures.sketches.one_infinity import WORDS, OneColumn, OneColumnShown

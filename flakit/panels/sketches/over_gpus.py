@@ -15,10 +15,10 @@ RANKS = [1, 2, 4, 8, 16]
 
 
 def slices(op: str, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each of so many slices does to a state that enters it, M, and what it writes, N: M S + N leaves it.
+    """Return M [ranks, K, K] and N [ranks, K, V] of one head: a state S that enters a slice leaves it as M S + N.
 
-    [ranks, K, K] and [ranks, K, V], of one head: the operator itself, with the slices as sequences. Values of zero
-    write nothing, so that what is left of a state of ones along the diagonal is M.
+    The operator computes them with the slices as sequences. With values of zero it writes nothing, so it turns the
+    identity into M.
     """
     run = OPERATORS[op].forms["recurrent"]
     x = inputs(op, T=_TOKENS, H=1, K=_K, decay=_DECAY, dtype=torch.float64)

@@ -13,10 +13,10 @@ from ..knobs import integer, number
 from .sketch import Sketch
 
 DECAYS = torch.tensor([0.0, -0.2, -1.0, -2.0])
-"""The log decay of each row of the state that "walking_back" follows, at every token."""
+"""The natural-log decay of each row of the state in "walking_back", the same at every token."""
 
 WRITES, READS = 1, 6
-"""Its one token that writes, and its one token whose output counts for the loss."""
+"""The only token that writes, and the only token whose output enters the loss."""
 
 _WRITTEN = torch.tensor([1.0, -0.6, 0.3, -0.9, 0.5])
 _ARRIVES = torch.tensor([-0.8, 0.4, 1.0, 0.6, -0.3])
@@ -27,7 +27,7 @@ _LONG = 192  # tokens of "growth": at w = 0.5 a state overflows after 177
 
 @functools.cache
 def _walk() -> dict:
-    """Both passes over eight tokens of which one writes and one reads, all arrays [T, …]."""
+    """Return the arrays [T, …] of both passes over eight tokens, of which one writes and one reads."""
     x = {name: torch.zeros(1, _TOKENS, 1, 4) for name in ("r", "k")}
     x |= {name: torch.zeros(1, _TOKENS, 1, 5) for name in ("v", "do")}
     x["k"][:, WRITES], x["v"][:, WRITES] = 1.0, _WRITTEN
@@ -35,10 +35,10 @@ def _walk() -> dict:
     w = DECAYS.expand(1, _TOKENS, 1, 4)
     steps = list(reference.steps(**x, w=w, u=torch.zeros(1, 4), scale=1.0))
     forward, backward = steps[:_TOKENS], steps[: _TOKENS - 1 : -1]
-    found = {name: tensor[0, :, 0] for name, tensor in {**x, "w": w}.items()}
-    found["states"] = torch.stack([step.state[0, 0] for step in forward])
-    found["gradients"] = torch.stack([step.dstate[0, 0] for step in backward])
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    arrays = {name: tensor[0, :, 0] for name, tensor in {**x, "w": w}.items()}
+    arrays["states"] = torch.stack([step.state[0, 0] for step in forward])
+    arrays["gradients"] = torch.stack([step.dstate[0, 0] for step in backward])
+    return {name: tensor.numpy() for name, tensor in arrays.items()}
 
 
 def _walking_back(step: int) -> WalkShown:
@@ -51,16 +51,10 @@ def _growth(w: float) -> GrowthShown:
     do, _ = cotangents("rwkv6", x)
     sizes, finite = {}, {}
     for dtype in (torch.float64, torch.float32):
-        given = {name: tensor.to(dtype) for name, tensor in {**x, "do": do}.items()}
-        steps = list(reference.steps(**given))
+        steps = list(reference.steps(**{name: tensor.to(dtype) for name, tensor in {**x, "do": do}.items()}))
         forward, backward = steps[:_LONG], steps[: _LONG - 1 : -1]
-        rows = {
-            "S": [step.state for step in forward],
-            "D": [step.dstate for step in backward],
-            "dw": [step.dw for step in backward],
-        }
-        for name, tensors in rows.items():
-            along = torch.stack(tensors).flatten(1)
+        for name, field, part in (("S", "state", forward), ("D", "dstate", backward), ("dw", "dw", backward)):
+            along = torch.stack([getattr(step, field) for step in part]).flatten(1)
             if dtype is torch.float64:
                 sizes[name] = along.abs().amax(1).numpy()
             else:

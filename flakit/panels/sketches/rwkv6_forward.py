@@ -11,7 +11,7 @@ from .sketch import Sketch
 
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 1.0]])
 VALUES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, -1.0], [0.0, 1.0]])
-"""Keys and values of four tokens, [4, 2] each, small enough to be done by hand."""
+"""Keys and values of four tokens, [4, 2] each, small enough to compute by hand."""
 
 _MORE = 40  # tokens that "forgetting" reads after the first
 _FORGETS = (0.0, -0.01, -0.02, -0.05, -0.07, -0.1, -0.2, -0.3, -0.5, -0.7, -1.0, -1.5, -2.0, -3.0, -5.0, -math.inf)
@@ -25,9 +25,9 @@ def _reading(direction: int) -> ReadingShown:
 
 
 def _forgetting(w: float) -> ForgettingShown:
-    """One token writes 1 into a state of one number, and each later one reads what those between them have left.
+    """One token writes 1 into a state of one number, and later ones read what the decays between have left.
 
-    The next token reads before its own decay, so the first that finds less is the second.
+    A token reads before its own decay, so the next one still reads 1.
     """
     ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)
     k = ones.clone()

@@ -1,4 +1,4 @@
-"""The description of a sketch."""
+"""The definition of a sketch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from ...figures.drawing import Drawing
 
 @dataclass(frozen=True)
 class Sketch:
-    """What its knobs are, how its arrays are computed, what draws them, and a script that remakes the numbers."""
+    """A sketch's knobs, the function that computes its arrays, its picture, and a script with the same numbers."""
 
-    knobs: Mapping[str, Callable[[], widgets.Widget]]  # one or two; the first is the main one and gets play
+    knobs: Mapping[str, Callable[[], widgets.Widget]]  # one or two; "play" moves the first
     compute: Callable
     picture: type[Drawing]
     alt: str
     presets: Mapping[str, Mapping]
     script: str
-    random: bool = False  # computed from random inputs: there is a seed
+    random: bool = False  # whether the inputs are random, so that there is a seed

@@ -18,14 +18,14 @@ _TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
 
 @functools.cache
 def _recorded() -> tuple[dict, dict]:
-    """RWKV6 as a model has it, of the recorded speeds, and what that device does at most."""
+    """Return the recorded row of RWKV6 in a model's sizes, and the peak rates of its device."""
     table = recorded.read("h200_speed")
     row = table.select(op="rwkv6", form="chunk", who="flakit", B=8, decay="rwkv6-init", dtype="bfloat16")[0]
     return dict(row), {name: table.meta[name] for name in ("copy_tb_s", "tflops")}
 
 
 def _roof(tokens: int, K: int) -> RoofShown:
-    """Of a call that takes a state in and hands one out."""
+    """A call that reads a state and returns one."""
     row, rates = _recorded()
     call = work(row | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
     return RoofShown(tokens, K, call.bytes, call.operations, **rates)
@@ -34,7 +34,7 @@ def _roof(tokens: int, K: int) -> RoofShown:
 def _kept(chunk: int, itemsize: int) -> KeptShown:
     row, rates = _recorded()
     sizes = np.array([moved(row, ["states"], every=C, itemsize=itemsize) for C in _TOKENS])
-    # Every token with every token of its chunk: a score, and its value read.
+    # For every pair of tokens of a chunk: a score, and a product with the value.
     pairs = [2 * row["B"] * row["T"] * row["H"] * C * (row["K"] + row["V"]) for C in _TOKENS]
     return KeptShown(
         _TOKENS.index(chunk),

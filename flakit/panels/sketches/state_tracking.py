@@ -6,15 +6,7 @@ import math
 import numpy as np
 import torch
 
-from ...figures.sketches.state_tracking import (
-    WORDS,
-    Again,
-    AgainShown,
-    Mirror,
-    MirrorShown,
-    Swaps,
-    SwapsShown,
-)
+from ...figures.sketches.state_tracking import WORDS, Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from ...models.tasks import Permutations
 from ...ops.rwkv7 import fused_recurrent_rwkv7
 from ..knobs import NumberKnob, integer, number
@@ -22,20 +14,20 @@ from .sketch import Sketch
 
 MOVES, READINGS, DECAY = 10, 16, -0.6
 TURNS = round(1 + math.exp(DECAY), 4)
-"""The α that turns the state round at this decay and keeps its size."""
+"""The α that reverses the state at this decay without changing its size."""
 
 
 def _swaps(t: int) -> SwapsShown:
     task = Permutations(items=3)
     tokens, answers = task.batch(1, MOVES + 1, torch.Generator().manual_seed(1))
     orders = list(itertools.permutations(range(3)))
-    moved = [orders[order] for order in task.after[0]]  # what each move makes of things in their places
+    moved = [orders[order] for order in task.after[0]]  # the order after each move from the initial one
     swaps = [[place for place in range(3) if moved[token - 1][place] != place] for token in tokens[0, 1:]]
     return SwapsShown(t, np.array(swaps), np.array([orders[n] for n in answers[0]]))
 
 
 def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, times: int) -> torch.Tensor:
-    """A state of one column [K] after each of so many readings of one token that writes nothing, [times, K]."""
+    """Return a state of one column [K] after each of `times` readings of a token that writes nothing, [times, K]."""
 
     def tokens(x: torch.Tensor) -> torch.Tensor:
         return x.expand(1, times, 1, len(x))

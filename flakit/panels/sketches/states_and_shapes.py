@@ -16,23 +16,23 @@ _T, _CUT = 96, 48
 
 
 @functools.cache
-def _whole(op: str) -> tuple[dict, dict]:
-    """Inputs, and what the whole sequence gives in float64."""
+def _uncut(op: str) -> tuple[dict, dict]:
+    """Return inputs, and the float64 results of the uncut sequence."""
     x = inputs(op, T=_T, H=2, K=16)
     return x, truth(op, x, recurrence=False)
 
 
 def _pieces(handed: str, op: str) -> PiecesShown:
-    x, exact = _whole(op)
-    found = evaluate(in_pieces(op, [_CUT], handed=handed), x)
+    x, exact = _uncut(op)
+    results = evaluate(in_pieces(op, [_CUT], handed=handed), x)
     return PiecesShown(
         op=OPERATORS[op].label,
         handed=handed,
         cut=_CUT,
-        **{name: along_time(found[name], exact[name]).numpy() for name in ("o", "dv")},
-        o_second=relative_l2(found["o"][:, _CUT:], exact["o"][:, _CUT:]),
-        dv_first=relative_l2(found["dv"][:, :_CUT], exact["dv"][:, :_CUT]),
-        worst=max(relative_l2(found[name], exact[name]) for name in exact),
+        **{name: along_time(results[name], exact[name]).numpy() for name in ("o", "dv")},
+        o_second=relative_l2(results["o"][:, _CUT:], exact["o"][:, _CUT:]),
+        dv_first=relative_l2(results["dv"][:, :_CUT], exact["dv"][:, :_CUT]),
+        worst=max(relative_l2(results[name], exact[name]) for name in exact),
     )
 
 

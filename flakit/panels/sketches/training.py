@@ -38,16 +38,16 @@ def _clipping(bad: str) -> ClippingShown:
 
 
 def _g(f: float) -> float:
-    """GSA's gate, of the published model."""
+    """Return GSA's gate, as in the published model."""
     return F.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
 
 
 @functools.cache
 def _exponents() -> tuple[list[float], list[float]]:
-    """The gate, and the largest exponent of the faulty kernel, at each stop of f."""
+    """Return the gate and the largest exponent of the faulty kernel at each stop of f."""
     gates = [_g(f) for f in _F]
-    found = gate_drift.exponents("gsa", torch.tensor(gates)[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
-    return gates, found.flatten().tolist()
+    exponents = gate_drift.exponents("gsa", torch.tensor(gates)[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
+    return gates, exponents.flatten().tolist()
 
 
 def _f_proj(f: float) -> FProjShown:
