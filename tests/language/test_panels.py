@@ -131,7 +131,7 @@ def test_panels_of_two_languages_stand_side_by_side():
     for w in (-0.2, -1.0):
         chinese.set(w=w), plain.set(w=w)
         assert "之后" in chinese.text and "after" in plain.text
-        assert "之后" in chinese.alt_text(chinese.result) and "之后" in chinese._found(Cell("left", 0, 0))
+        assert "之后" in chinese.alt_text(chinese.result) and "之后" in chinese._strip(Cell("left", 0, 0))
     try:
         use("zh")
         plain.set(w=-0.3)
