@@ -75,7 +75,7 @@ release-check: $(VENV)/.test  ## whether every GPU test has passed for the code 
 	@$(PY) -m tests.gpu.said --check
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
-	@$(PY) -m tests.notebooks.execute $(NOTEBOOKS)
+	@$(PY) -m docs.execute $(NOTEBOOKS)
 
 site: $(VENV)/.site  ## build the notebooks as pages into build/site (NOTEBOOKS="00 04": run no others)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m docs.build $(NOTEBOOKS)

@@ -29,7 +29,7 @@ from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
 from docs import computed, notebooks, tables
-from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT / "build"

@@ -21,9 +21,9 @@ from pathlib import Path
 import nbformat
 from PIL import Image
 
-from tests.notebooks.claims import broken, claims, values, with_probes
-from tests.notebooks.execute import without_live_parts
-from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
+from docs.claims import broken, claims, values, with_probes
+from docs.execute import without_live_parts
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
 
 ROOT = Path(__file__).parents[1]
 STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py")
@@ -143,7 +143,7 @@ def _key(base, path):
 
 # --- a notebook as a page -------------------------------------------------------------------------------------------
 
-CLAIM = re.compile(r"<!--=.*?-->", re.S)  # a check for the tests; see tests/notebooks/claims.py
+CLAIM = re.compile(r"<!--=.*?-->", re.S)  # a check for the tests; see docs/claims.py
 STILL = (
     "本页的图是静止的。会动的滑块在[英文页](../{lesson})上；"
     "也可以在 JupyterLab 里打开这一课，那里的滑块会动，文字也是中文的。"

@@ -26,6 +26,9 @@ gc.set_threshold(10_000, 20, 100)
 # The learner's files, which lessons and `flakit lab` write: not into the checkout's notebooks.
 os.environ.setdefault("FLAKIT_MINE", tempfile.mkdtemp(prefix="flakit-mine-"))
 
+# Notebooks that tests run, and the site that they build, have kernels that start at once.
+os.environ.setdefault("FLAKIT_KERNELS", "tests.notebooks.forked:ForkedKernels")
+
 RUNS_HERE = {
     "gpu": (torch.cuda.is_available() and not interpreted(), "needs a CUDA device and no TRITON_INTERPRET"),
     "interpret": (

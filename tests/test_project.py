@@ -103,7 +103,7 @@ MODULES = {p.relative_to(ROOT / "flakit").as_posix(): p for p in sorted((ROOT / 
 @functools.cache
 def imported(path):
     """Absolute names of everything a module imports, inside functions too."""
-    found, package = [], ["flakit", *path.relative_to(ROOT / "flakit").parts[:-1]]
+    found, package = [], path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
@@ -139,6 +139,12 @@ def test_no_implementation_imports_another():
         if module.startswith("ops/")
     }
     assert {module: seen for module, seen in entered.items() if seen - {module.split("/")[1]}} == {}
+
+
+def test_nothing_imports_the_tests():
+    files = [path for folder in ("flakit", "docs", "data") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert {path.name for path in files if any(name.startswith("tests") for name in imported(path))} == set()
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

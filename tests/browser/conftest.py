@@ -9,9 +9,9 @@ import shutil
 import nbformat
 import pytest
 
+from docs.lessons import NOTEBOOKS, kernel_environment
 from tests.browser import lab
 from tests.browser.panels import CODE
-from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from docs.lessons import NOTEBOOKS, kernel_environment
 from tests.browser import lab
-from tests.notebooks.running import NOTEBOOKS, kernel_environment
 
 FOLDER = NOTEBOOKS / "images"
 

@@ -8,9 +8,9 @@ torch; other tests in a browser have kernels that start as those of `make lab` d
 import nbformat
 import pytest
 
+from docs.lessons import LESSONS, SOLUTIONS, WITH_EXERCISES, kernel_environment, read
 from flakit.lab import FIRST
 from tests.browser import lab, layout
-from tests.notebooks.running import LESSONS, SOLUTIONS, WITH_EXERCISES, kernel_environment, read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 

@@ -9,11 +9,11 @@ import re
 import nbformat
 import pytest
 
+from docs.lessons import read
 from flakit.numerics.operators import OPERATORS
 from tests.browser import lab
 from tests.browser.conftest import open_panels
 from tests.browser.panels import PANELS, TIMED
-from tests.notebooks.running import read
 
 pytestmark = [pytest.mark.browser, pytest.mark.full, pytest.mark.timed]
 

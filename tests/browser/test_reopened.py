@@ -3,9 +3,9 @@
 import nbformat
 import pytest
 
+from docs.lessons import NOTEBOOKS
 from flakit.figures.canvas import DARK
 from tests.browser import lab
-from tests.notebooks.running import NOTEBOOKS
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from docs.lessons import NOTEBOOKS
 from flakit.cases import (
     anchor,
     backstepping,
@@ -18,7 +19,6 @@ from flakit.cases import (
 from flakit.cases import fingerprint as case
 from flakit.cases.fingerprint import CAUSES, TENSORS, diagnose, fingerprint, known
 from flakit.cases.registry import CASES
-from tests.notebooks.running import NOTEBOOKS
 
 GRADIENTS = TENSORS[1:6]
 

@@ -41,7 +41,7 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") != "1":
         env = os.environ | {"TRITON_INTERPRET": "1"}
         return subprocess.call([sys.executable, "-m", __spec__.name, *sys.argv[1:]], env=env)
-    from tests.notebooks.execute import smaller
+    from docs.execute import smaller
 
     rows = {case.shown: row(case) for case in CASES.values() if case.kernel}
     picture = matrix(rows)

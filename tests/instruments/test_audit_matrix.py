@@ -40,7 +40,7 @@ def test_matrix_says_how_many_are_found():
 
 
 if __name__ == "__main__":
-    from tests.notebooks.execute import smaller
+    from docs.execute import smaller
 
     rows = {name: verdicts(op, kernel) for name, (op, kernel) in {**FAULTS, **RIGHT}.items()}
     small = smaller(base64.b64encode(matrix(rows).png()).decode())

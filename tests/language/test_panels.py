@@ -11,6 +11,7 @@ import pytest
 from fontTools.ttLib import TTFont
 from matplotlib.text import Text
 
+from docs.lessons import NOTEBOOKS
 from flakit import chunk_rwkv6, inputs
 from flakit.cases.registry import CASES
 from flakit.figures.canvas import Cell
@@ -34,7 +35,6 @@ from flakit.panels import (
 from flakit.panels.base import NARROW, WIDE, Panel
 from flakit.panels.sketches import SKETCHES
 from tests.figures.words import assert_legible
-from tests.notebooks.running import NOTEBOOKS
 
 GATES = {
     "first": inputs("rwkv6", T=64, H=1, K=8)["w"],

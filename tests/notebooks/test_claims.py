@@ -8,9 +8,9 @@ import nbformat.v4
 import pytest
 import torch
 
+from docs.claims import broken, claims, contradicted, letters, minutes, not_held, with_probes
+from docs.lessons import LESSONS, NOTEBOOKS, name, read, run
 from flakit.panels import sketch
-from tests.notebooks.claims import broken, claims, contradicted, letters, minutes, not_held, with_probes
-from tests.notebooks.running import LESSONS, NOTEBOOKS, name, read, run
 
 pytestmark = pytest.mark.notebook
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib import colormaps
 from PIL import Image
 
-from tests.notebooks.execute import smaller, without_live_parts
-from tests.notebooks.running import WIDGET_VIEW
+from docs.execute import smaller, without_live_parts
+from docs.lessons import WIDGET_VIEW
 
 pytestmark = pytest.mark.notebook
 

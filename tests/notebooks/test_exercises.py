@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.notebooks.running import NOTEBOOKS, SOLUTIONS, WITH_EXERCISES, name, read
+from docs.lessons import NOTEBOOKS, SOLUTIONS, WITH_EXERCISES, name, read
 
 pytestmark = pytest.mark.notebook
 

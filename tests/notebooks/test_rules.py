@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.notebooks.running import LESSONS, MAX_BYTES, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, read
+from docs.lessons import LESSONS, MAX_BYTES, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, read
 
 pytestmark = pytest.mark.notebook
 

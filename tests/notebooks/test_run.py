@@ -3,9 +3,9 @@
 import nbformat
 import pytest
 
+from docs.claims import broken, with_probes
+from docs.lessons import LESSONS, SOLUTIONS, name, run
 from tests.browser.lab import CHROMIUM
-from tests.notebooks.claims import broken, with_probes
-from tests.notebooks.running import LESSONS, SOLUTIONS, name, run
 
 pytestmark = pytest.mark.notebook
 

@@ -5,9 +5,9 @@ import re
 import nbformat
 import pytest
 
+from docs.claims import broken, claims, not_held, with_probes
+from docs.lessons import NOTEBOOKS, TRANSLATIONS, name, read, run
 from tests.notebooks import translations
-from tests.notebooks.claims import broken, claims, not_held, with_probes
-from tests.notebooks.running import NOTEBOOKS, TRANSLATIONS, name, read, run
 from tests.notebooks.translations import KEY, digest, english, outdated, skeleton
 
 pytestmark = pytest.mark.notebook

@@ -13,7 +13,7 @@ import sys
 
 import nbformat
 
-from tests.notebooks.running import NOTEBOOKS, read
+from docs.lessons import NOTEBOOKS, read
 
 KEY = "translates"
 

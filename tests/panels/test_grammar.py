@@ -12,6 +12,7 @@ from matplotlib.patches import Ellipse, PathPatch, Rectangle
 from matplotlib.transforms import Bbox
 
 import flakit
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read
 from flakit.cases.registry import CASES
 from flakit.figures import style
 from flakit.figures.heatmap import _Cells
@@ -19,7 +20,6 @@ from flakit.panels import sketch, state_stepper
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.sketches import SKETCHES
 from tests.language.test_panels import PANELS
-from tests.notebooks.running import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read
 
 SOURCES = [path for kind in ("py", "js", "css") for path in Path(flakit.__file__).parent.rglob(f"*.{kind}")]
 SLOW = ("kernel_trace", "lost_digits", "anomaly", "gradient_accumulation")

@@ -9,7 +9,7 @@ from urllib.request import url2pathname
 
 import pytest
 
-from tests.notebooks.running import LESSONS, SOLUTIONS, TRANSLATIONS, name
+from docs.lessons import LESSONS, SOLUTIONS, TRANSLATIONS, name
 from tests.site.links import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]

@@ -3,15 +3,14 @@
 import os
 import tempfile
 from pathlib import Path
+from pkgutil import resolve_name
 
 import nbformat
 import torch
 from nbclient import NotebookClient
 from traitlets.config import Config
 
-from tests.notebooks.forked import ForkedKernels
-
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
 TRANSLATIONS = sorted((NOTEBOOKS / "zh").glob("*.ipynb"))
 WITH_EXERCISES = [path for path in LESSONS if path.stem != "00_training_is_broken"]  # where one looks something up
@@ -42,6 +41,7 @@ def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOU
     before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
     change: what is done to the notebook before it runs. timeout: of a cell, in seconds. mine: the folder that gets the
     functions which building exercises keep; one of its own, empty and soon gone, where it is None.
+    FLAKIT_KERNELS names another kernel manager, "module:class": the tests' kernels start at once.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
     done = change(read(path))
@@ -56,7 +56,7 @@ def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOU
             done,
             timeout=timeout,
             kernel_name="python3",
-            kernel_manager_class=ForkedKernels,
+            kernel_manager_class=resolve_name(os.environ.get("FLAKIT_KERNELS", "jupyter_client:AsyncKernelManager")),
             record_timing=False,
             shutdown_kernel="immediate",  # one that goes by itself takes two seconds more
             config=Config({"KernelManager": sockets}),

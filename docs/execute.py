@@ -1,7 +1,7 @@
 """`make notebooks`: run the notebooks and store their outputs, small and free of what only a live session can use.
 
-python -m tests.notebooks.execute            every notebook, solution and translation
-python -m tests.notebooks.execute 04 zh/01   those whose name starts so
+python -m docs.execute            every notebook, solution and translation
+python -m docs.execute 04 zh/01   those whose name starts so
 """
 
 import base64
@@ -12,7 +12,7 @@ import time
 import nbformat
 from PIL import Image
 
-from tests.notebooks.running import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, run
+from docs.lessons import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, run
 
 
 def without_live_parts(notebook):
