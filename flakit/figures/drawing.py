@@ -14,6 +14,7 @@ class Drawing(ABC):
 
     canvas: Canvas
     """Made by `__init__`. The cells of its maps can be pointed at."""
+    _fixed: tuple | None = None
 
     @abstractmethod
     def __init__(self, width: float):
@@ -22,6 +23,17 @@ class Drawing(ABC):
     @abstractmethod
     def update(self, shown: Any) -> None:
         """Redraw in place; `canvas.png()` is the picture."""
+
+    def changed(self, *values: object) -> bool:
+        """Return whether these values, on which the parts that do not move depend, differ from those of the last call.
+
+        If so, the next picture is drawn from scratch. Without values: whether this is the first call.
+        """
+        if values == self._fixed:
+            return False
+        self._fixed = values
+        self.canvas.stale()
+        return True
 
     @abstractmethod
     def say(self, shown: Any) -> str:

@@ -1,5 +1,7 @@
 """Marks over maps and plots: cells of one kind, rings around few of them, bars as one path, cells to point at."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Ellipse, PathPatch
@@ -114,6 +116,26 @@ class Bars:
         corners = np.stack((low, start, low, end, high, end, high, start, low, start), -1).reshape(-1, 2)
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
         self.patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
+
+
+class LabelledBars:
+    """Horizontal bars along an axis from 0 to 1, a label behind each one; they can be pointed at as rows of `name`."""
+
+    def __init__(
+        self, canvas: Canvas, ax: Axes, name: str, colours: list[str], *, thick: float = 0.6, size: float = 9,
+        gap: float = 0.03,
+    ):  # fmt: skip
+        rows, self._gap = range(len(colours)), gap
+        ax.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5), xticks=[])
+        ax.spines["bottom"].set_visible(False)
+        self._bars = canvas.moving(*ax.barh(rows, [0.0] * len(rows), height=thick, color=colours))
+        self._labels = canvas.moving(*(ax.text(0, row, "", va="center", fontsize=size) for row in rows))
+        CellGrid(canvas, ax, name, len(rows), 1)
+
+    def update(self, lengths: Iterable[float], labels: Iterable[str]) -> None:
+        for bar, text, length, label in zip(self._bars, self._labels, lengths, labels, strict=True):
+            bar.set_width(length)
+            text.set(text=label, x=length + self._gap)
 
 
 class CellGrid:

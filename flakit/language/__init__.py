@@ -1,11 +1,11 @@
-"""What language flakit's panels, pictures and exercises speak: English, or one of which there is a table.
+"""The language of flakit's panels, pictures and exercises: English, or one with a table of translations.
 
-    panel = decay_explorer(language="zh")   a panel, whatever the others speak
-    use("zh")                               all from here on that are not told otherwise
+    panel = decay_explorer(language="zh")   one panel
+    use("zh")                               the default from here on
 
-English words stand in the code, most of them in a module's table WORDS, and are their own key: `zh/*.json` holds the
-Chinese of each. When the English changes, its key is gone and a test says so. A word that has no translation is an
-error, never English among Chinese. Words without letters to translate, such as "{n} · {m}", are the same everywhere.
+English texts stand in the code, most of them in a module's table WORDS, and are their own keys: `zh/*.json` holds the
+Chinese of each. When an English text changes, its key is missing and a test names it. A text without a translation
+raises an error; English never appears among Chinese. Texts without words, such as "{n} · {m}", need no translation.
 """
 
 import functools
@@ -30,26 +30,26 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
 def check_language(language: str) -> str:
-    """The language itself; a ValueError where there is none of this name."""
+    """Return the language. ValueError if it is none of `LANGUAGES`."""
     if language not in LANGUAGES:
         raise ValueError(f"language: expected one of {', '.join(LANGUAGES)}, got {language!r}")
     return language
 
 
 def use(language: str) -> None:
-    """Speak it from here on, in all of this process; panels that exist keep theirs."""
+    """Set the default language of this process; existing panels keep theirs."""
     global _default
     _default = check_language(language)
 
 
 def current() -> str:
-    """What is spoken here."""
+    """Return the current language."""
     return _spoken.get() or _default
 
 
 @contextmanager
 def speaking(language: str | None) -> Iterator[None]:
-    """Speak it inside, in this thread; None: as it is."""
+    """Set the language within the context and this thread; None: leave it unchanged."""
     token = _spoken.set(current() if language is None else check_language(language))
     try:
         yield
@@ -59,20 +59,20 @@ def speaking(language: str | None) -> Iterator[None]:
 
 @functools.cache
 def table(language: str) -> dict[str, str]:
-    """Every translation by its English."""
-    found: dict[str, str] = {}
+    """Return all translations by their English texts."""
+    texts: dict[str, str] = {}
     for path in sorted((Path(__file__).parent / language).glob("*.json")):
-        found |= json.loads(path.read_text(encoding="utf-8"))
-    return found
+        texts |= json.loads(path.read_text(encoding="utf-8"))
+    return texts
 
 
 def needs_translation(text: str) -> bool:
-    """Whether there are letters in it beside formulas and placeholders: two in a row, for one alone is a symbol."""
+    """Whether a text has words beside formulas and placeholders: two letters in a row, since one is a symbol."""
     return re.search(r"[A-Za-z]{2}", _NAMES.sub("", text)) is not None
 
 
 def say(text: str) -> str:
-    """An English text of flakit's in the language that is spoken; a ValueError where it has no translation."""
+    """Return an English text in the current language. ValueError if it has no translation."""
     language = current()
     if language == ENGLISH:
         return text
@@ -82,7 +82,7 @@ def say(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """The same of what may be a name in code, such as an option's: it stays as it is if it has no translation."""
+    """Return the translation of a text that may be a name in code; without a translation the text itself."""
     return text if current() == ENGLISH else table(current()).get(text, text)
 
 
@@ -92,46 +92,48 @@ def tight(text: str) -> str:
 
 
 def rephrase(text: str) -> str:
-    """The same of a text whose placeholders are filled in by now; it stays as it is if it has no translation."""
+    """Return the translation of a text with filled placeholders; without a translation the text itself."""
     if current() == ENGLISH or text in table(current()):
         return label(text)
     for pattern, translation in _patterns(current()):
-        if found := pattern.fullmatch(text):
-            return translation.format(**{name: rephrase(part) for name, part in found.groupdict().items()})
+        if match := pattern.fullmatch(text):
+            return translation.format(**{name: rephrase(part) for name, part in match.groupdict().items()})
     return text
 
 
 @functools.cache
 def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
-    """Templates with plain placeholders, those with most words of their own first; what is filled in has no colon."""
+    """Return patterns of texts with plain placeholders, and their translations, the longest first."""
     templates = [
-        (text, said) for text, said in table(language).items() if "$" not in text and _PLACEHOLDER.search(text)
+        (text, other) for text, other in table(language).items() if "$" not in text and _PLACEHOLDER.search(text)
     ]
     templates.sort(key=lambda each: -len(_PLACEHOLDER.sub("", each[0])))
-    found = []
-    for text, said in templates:
+    patterns = []
+    for text, other in templates:
         parts, seen = [], set()
         for n, part in enumerate(_PLACEHOLDER.split(text)):
-            parts.append(re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>[^:]+?)")
+            parts.append(
+                re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>[^:]+?)"
+            )  # a value has no colon
             seen |= {part} if n % 2 else set()
-        found.append((re.compile("".join(parts)), said))
-    return found
+        patterns.append((re.compile("".join(parts)), other))
+    return patterns
 
 
 def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
-    """x in a few characters: a whole number in full, any other with its significant digits, yes or no, a dtype's name.
+    """Return x in a few characters: a whole number in full, others with significant digits, yes or no, a dtype's name.
 
-    A tensor or array of one element is its number; what is no number is said as `str` says it. nan: what NaN means
-    here; inf: what infinity does, such as "never".
+    A tensor or array of one element counts as its number; anything else becomes `str(x)`. nan, inf: texts of NaN and of
+    infinity, such as "never".
 
     >>> number(1 / 3), number(-88.7228, 3), number(math.inf, inf="never"), number(True), number(torch.float16)
     ('0.3333', '-88.7', 'never', 'yes', 'float16')
     """
-    if type(x) is not float:  # by far the most are, and asking what a number is takes longer than saying it
+    if type(x) is not float:  # most are floats, and the checks take longer than the formatting
         x = x.item() if hasattr(x, "item") else x
         if isinstance(x, bool):
             return say("yes") if x else say("no")
-        if type(x).__name__ == "dtype":  # torch's, which nothing else here needs
+        if type(x).__name__ == "dtype":  # torch, which this module does not import
             return str(x).removeprefix("torch.")
         if not isinstance(x, Real) or isinstance(x, Integral):
             return str(x)
@@ -141,7 +143,7 @@ def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") ->
 
 
 def percent(share: float) -> str:
-    """A share that calls neither a little nothing nor nearly all everything.
+    """Return a share in percent that rounds neither to nothing nor to everything.
 
     >>> percent(0.004), percent(0.5), percent(0.999), percent(1.0)
     ('<1%', '50%', '>99%', '100%')
@@ -152,7 +154,7 @@ def percent(share: float) -> str:
 
 
 class _Numbers(string.Formatter):
-    """Fills in numbers as `number` and `percent` say them; tensors and arrays of one element are their number."""
+    """Formats fields by `number` and `percent`; a tensor or array of one element counts as its number."""
 
     def format_field(self, value, spec: str) -> str:
         value = value.item() if hasattr(value, "item") else value
@@ -169,12 +171,12 @@ _FORMATTER = _Numbers()
 
 
 class Words(Mapping):
-    """A table of English texts, nested as it likes, whose texts come out in the language that is spoken.
+    """A table of English texts, of any depth, that are returned in the current language.
 
         WORDS = Words() | {"lost": {1: "One row is lost, {share:%} of all.", 2: "{n} rows are lost, {share:%} of all."}}
         WORDS.say("lost", n=rows, share=lost.mean())
 
-    `say` fills in a text. `english` is the table itself, for what is read when a module is imported and said later.
+    `say` fills in a text. `english` is the table itself, for texts that a module reads on import and translates later.
     """
 
     def __init__(self, english: Mapping | None = None):
@@ -196,11 +198,11 @@ class Words(Mapping):
         return f"Words({dict(self.english)!r})"
 
     def say(self, *path, **values) -> str:
-        """The text at these names, one for each level of the table, with values filled in.
+        """Return the text at a path, a name per level of the table, with values filled in.
 
-        Numbers, and tensors of one element, are said as `number` says them; "{x:%}" says a share as `percent` does and
-        any other format, "{x:.2f}", is Python's. Where texts are told apart by a whole number, {0: …, 1: …, 2: …}, the
-        first value is the count: it takes its own text or, beyond them, the last.
+        Numbers, and tensors of one element, are formatted by `number`, "{x:%}" by `percent`, and any other format, such
+        as "{x:.2f}", by Python. For texts by a whole number, {0: …, 1: …, 2: …}, the first value is the count: it
+        selects its own text or, beyond them, the last.
         """
         text = self.english
         for name in path:

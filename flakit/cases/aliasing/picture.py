@@ -101,11 +101,10 @@ class Picture(Drawing):
         for name, x in (("states", _memory(shown)), ("o", shown.o)):
             self._maps[name].update((x / x.abs().max()).numpy())
         limits = (calls - 0.5, -0.5)
-        if self._between.get_ylim() != limits:
+        if self.changed(calls):
             self._between.set_ylim(limits)
             self._off.set_ylim(limits)
             self._calls.set_yticks(range(calls), [WORDS.say("call", n=n + 1) for n in range(calls)])
-            self.canvas.stale()
         rows = np.arange(calls, dtype=float)
         self._reads.set_data(_broken(0 * rows, 0 * rows + 1), _broken(rows, rows))
         end, down, mark = (0.0, 1.0, "<") if shown.in_place else (0.55, 0.32, "s")

@@ -81,7 +81,7 @@ class Picture(Drawing):
         first, last = (1.2, 1.2) if wide else (0.8, 0.86)
         side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
         high, below = 2.4, 0.68
-        self.canvas, self._first, self._names, self._arrows = Canvas(width, top + high + below), 0, [], {}
+        self.canvas, self._first, self._arrows = Canvas(width, top + high + below), 0, {}
         with style.context():
             self.canvas.figure.text(left / width, 0.03, WORDS["colours"], fontsize=8.5, va="bottom")
             self._draw_sums(self.canvas.axes(left, top, first, high))
@@ -138,13 +138,12 @@ class Picture(Drawing):
 
     def update(self, shown: Shown) -> None:
         C = len(shown.sums)
-        if self._first != shown.first:
+        names = list(shown.nan)
+        if self.changed(shown.first, C, names):
             self._first = shown.first
-            self.canvas.stale()
-        self._maps.entitle("read", WORDS["read"][shown.inclusive])
-        if self._sums.get_ylim() != (C - 0.5, -1.8):
             self._sums.set_ylim(C - 0.5, -1.8)
-            self.canvas.stale()
+            self._lost_ax.set_xticks(range(len(names)), names, rotation=90)
+        self._maps.entitle("read", WORDS["read"][shown.inclusive])
         lowest = min(float(shown.sums.min()), -1.0, *(each.n for each in shown.as_read))
         self._sums.set_xlim(1.12 * lowest, -0.08 * lowest)
         self._line.set_data(shown.sums, range(C))
@@ -165,10 +164,6 @@ class Picture(Drawing):
 
         lost = {"nan": _columns(shown.nan), "inf": _columns(shown.inf)}
         tokens, tensors = lost["nan"].shape
-        if self._names != list(shown.nan):
-            self._names = list(shown.nan)
-            self._lost_ax.set_xticks(range(tensors), self._names, rotation=90)
-            self.canvas.stale()
         self._lost.update(np.zeros((C, tensors)), finite=(np.arange(C) < tokens)[:, None].repeat(tensors, 1))
         for kind, mark in self._marked.items():
             full = np.zeros((C, tensors), bool)

@@ -49,7 +49,7 @@ PRESETS = {
 class Picture(Drawing):
     def __init__(self, width: float):
         left, right = 1.15, 0.75
-        self.canvas, self._shape = Canvas(width, 3.3), ()
+        self.canvas = Canvas(width, 3.3)
         with style.context():
             self._strip = self.canvas.axes(left, 0.56, width - left - right, 0.42)
             self._strip.set_title(WORDS["operations"], fontsize=9, loc="right" if width < 8 else "left", pad=17)
@@ -95,11 +95,9 @@ class Picture(Drawing):
             self._first.set_text(WORDS.say("first", name=seen[n].name))
 
         ax = self._returned.ax
-        if (shape := (names, tokens)) != self._shape:
-            self._shape = shape
+        if self.changed(names, tokens):
             labels = [WORDS.say("output", n=_output(shown, name), name=name) for name in names[1:]]
             ax.set_yticks(range(len(names)), [WORDS["o"], *labels])
-            self.canvas.stale()
         lost = {"NaN": _rows(shown.nan) > 0, "inf": _rows(shown.inf) > 0}
         self._returned.update(np.zeros((len(names), tokens)), finite=np.ones((len(names), tokens), bool))
         for kind, (within, returned) in self._marks.items():

@@ -92,11 +92,10 @@ class Picture(Drawing):
         self._ring.update(shown.lost, WORDS["lost"])
         counts = np.log10(shown.counts.numpy())
         limits = -0.15, counts[-1]
-        if self._ax.get_xlim() != limits:
+        if self.changed(limits):
             self._ax.set_xlim(limits)
             powers = range(0, int(counts[-1]) + 1, 2)
             self._ax.set_xticks(powers, [f"$10^{{{power}}}$" if power else "1" for power in powers])
-            self.canvas.stale()
             self._cells.update(1, _COLUMNS)
         for name, line in self._lines.items():
             line.set_data(counts, np.log10(getattr(shown, name).numpy()))

@@ -95,8 +95,7 @@ class Picture(Drawing):
             self._maps[name].update(np.log10(np.maximum(counts, 1)), empty=counts == 0)
             fit = shown.fits[name]
             title = WORDS.say("title", name=name, factor=fit.factor, unexplained=_left(fit.unexplained))
-            if self._titles[name].get_text() != title:
-                self._titles[name].set_text(title)
+            self._titles[name].set_text(title)
 
     def say(self, shown: Shown) -> str:
         off = [name for name in _NAMES if shown.fits[name].unexplained >= shown.rest]

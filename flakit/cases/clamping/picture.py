@@ -75,7 +75,7 @@ class Picture(Drawing):
         left, gap, top, bottom = 0.55, 0.12, 0.3, 0.76
         side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)
         across = width - left - 2 * side - 2 * gap - 0.1
-        self.canvas, self._exclusive = Canvas(width, top + side + bottom), True
+        self.canvas = Canvas(width, top + side + bottom)
         with style.context():
             ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
             ax.spines[:].set_visible(True)
@@ -106,14 +106,9 @@ class Picture(Drawing):
 
     def update(self, shown: Shown) -> None:
         rows = np.arange(len(shown.exponents))
-        limits = len(rows) - 0.5, -0.5
-        if self._ax.get_ylim() != limits:
-            self._ax.set_ylim(limits)
-            self.canvas.stale()
-        if self._exclusive != shown.exclusive:
-            self._exclusive = shown.exclusive
+        if self.changed(len(rows), shown.exclusive):
+            self._ax.set_ylim(len(rows) - 0.5, -0.5)
             self._title.set_text(WORDS["exponents"][shown.exclusive])
-            self.canvas.stale()
         self._true.set_data(shown.exponents / shown.bound, rows)
         self._clamped.set_data(shown.clamped / shown.bound, rows)
         at = shown.anchor - (not shown.exclusive)

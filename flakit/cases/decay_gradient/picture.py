@@ -82,7 +82,7 @@ class Picture(Drawing):
         room = width - left - gap - side - 0.12
         below = 3 * (title + down)
         self.canvas = Canvas(width, below + (0.66 if wide else 0.88))
-        self._titles, self._lines, self._cells, self._tokens = {}, {}, {}, 0
+        self._titles, self._lines, self._cells = {}, {}, {}
         with style.context():
             for n, (name, looks) in enumerate(_LINES.items()):
                 ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down))
@@ -133,15 +133,11 @@ class Picture(Drawing):
             for which, y in ys.items():
                 self._lines[name][which].set_data(t, y.double().numpy() / largest)
             self._cells[name].update(1, len(t))
-            title = WORDS.say(name, size=largest)
-            if self._titles[name].get_text() != title:
-                self._titles[name].set_text(title)
+            self._titles[name].set_text(WORDS.say(name, size=largest))
             self._lines[name][which].axes.set_xlim(-0.5, len(t) - 0.5)
         noise = shown.noise.nan_to_num().numpy() / largest
         self._noise.set_verts([np.stack((np.append(t, t[::-1]), np.append(noise, -noise[::-1])), -1)])
-        if self._tokens != len(t):
-            self._tokens = len(t)
-            self.canvas.stale()
+        self.changed(len(t))
 
         errors = [shown.errors[name] for name in FORMULAS]
         self._bars.update([math.nan if x == math.inf else _power(x) for x in errors], begin=_LOW)
@@ -150,8 +146,7 @@ class Picture(Drawing):
         self._law.set_data(*(zip(*there, strict=True) if there else ([], [])))
         for text, name in zip(self._words, FORMULAS, strict=True):
             words = f"{WORDS['formulas'][name]}: {number(shown.errors[name], 2)}"
-            if text.get_text() != words:
-                text.set_text(words)
+            text.set_text(words)
 
     def say(self, shown: Shown) -> str:
         off, direct = shown.errors["identity-rounded"], shown.errors["direct"]

@@ -107,8 +107,7 @@ class Picture(Drawing):
             linestyle="-" if fate == "taken" else "--",
         )
         self._cross.set_visible(fate == "dropped")
-        if self._fate.get_text() != WORDS[fate]:
-            self._fate.set_text(WORDS[fate])
+        self._fate.set_text(WORDS[fate])
 
         lost = np.stack([shown.lost[name].numpy() if name in shown.lost else np.zeros(T) for name in _ROWS])
         self._lost.update(lost, empty=np.array([[name not in shown.lost] * T for name in _ROWS]))

@@ -99,9 +99,8 @@ class Picture(Drawing):
         self._row.set_visible(shown.row is not None)
         self._row.set_x(shown.row or 0)
         self._changed.xy = P, -0.5
-        if self._ax.get_xlim() != (-0.5, T - 0.5):
+        if self.changed(T):
             self._ax.set_xlim(-0.5, T - 0.5)
-            self.canvas.stale()
         self._cells.update(1, T)
         moved = shown.moved.numpy()
         with np.errstate(divide="ignore"):

@@ -156,9 +156,8 @@ class Picture(Drawing):
                 self._words[name].set_y(at[name])
                 self._words[name].set_text(WORDS.say(name, rounding=shown.rounding))
         self._terms.set_ylim(bottom, top)
-        if self._terms.get_xlim() != (-0.6, len(sizes) - 0.4):
+        if self.changed(len(sizes)):
             self._terms.set_xlim(-0.6, len(sizes) - 0.4)
-            self.canvas.stale()
         i, j = shown.element
         self._title.set_text(WORDS.say("terms", i=i, j=j))
         self._terms_cells.update(1, len(sizes))

@@ -112,13 +112,11 @@ class Picture(Drawing):
         self._lost.set_visible(shown.onset is not None)
         if shown.onset is not None:
             self._lost.set_bounds(shown.onset - 0.5, 0, tokens - shown.onset, 1)
-        limits = (-0.5, tokens - 0.5), (_LOWEST * top, _HIGHEST * top)
-        if (self._ax.get_xlim(), self._ax.get_ylim()) != limits:
-            self._ax.set(xlim=limits[0], ylim=limits[1])
+        if self.changed(tokens, top):
+            self._ax.set(xlim=(-0.5, tokens - 0.5), ylim=(_LOWEST * top, _HIGHEST * top))
             self._end.set_ydata([top, top])
             self._end_words.set_y(top)
             self._end_words.set_text(WORDS.say("end", dtype=shown.dtype, top=top))
-            self.canvas.stale()
         self._map.colours.set_clim(_LOWEST * top, top)
         self._map.update(sizes.T)
         for name, bar, gone, words in zip(_TENSORS, self._finite, self._gone, self._percents, strict=True):

@@ -61,7 +61,7 @@ class Picture(Drawing):
             ax = self.canvas.axes(left, 0.3, room, 0.85)
             ax.set_title(WORDS["entering"], fontsize=9.5)
             ax.set(ylabel=WORDS["head"], yticks=range(H))
-            self._ranks, self._decays = ax, None
+            self._ranks = ax
             self._entering = HeatMap(self.canvas, ax, vmax=_TOP, name="entering")
             self._shares = [
                 [ax.text(0, 0, "", ha="center", va="center", fontsize=8.5) for _ in range(9)] for _ in range(H)
@@ -71,7 +71,7 @@ class Picture(Drawing):
             ax.set_title(WORDS.say("tokens", h=H - 1), fontsize=9.5)
             ax.set(xlim=(-0.5, T - 0.5), xlabel=WORDS["token t"])
             ax.yaxis.set_major_formatter(lambda x, _: percent(x))
-            self._tokens, self._top = ax, None
+            self._tokens = ax
             self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
             (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
             (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=WORDS["wrong"], zorder=3)
@@ -90,12 +90,10 @@ class Picture(Drawing):
         top = next(x for x in (0.2, 0.5, 1.0, 2.0, 1e9) if max(measured.max(), law.max()) <= x)
         self._entering.update(off)
         decays = [f"{h}: w {number(w)}" for h, w in enumerate(shown.decays.tolist())]
-        if (ranks, top, decays) != (len(self._ranks.get_xticks()) - 1, self._top, self._decays):
+        if self.changed(ranks, top, decays):
             self._ranks.set_yticks(range(H), decays)
             self._ranks.set_xticks(range(ranks + 1), ["$S_0$", *(f"{WORDS['rank']} {n}" for n in range(ranks))])
             self._tokens.set(ylim=(-0.05 * top, 1.1 * top), yticks=[0, top / 2, top])
-            self._top, self._decays = top, decays
-            self.canvas.stale()
         for h, row in enumerate(self._shares):
             for n, text in enumerate(row):
                 seen = n <= ranks

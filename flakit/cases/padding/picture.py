@@ -131,12 +131,13 @@ class Picture(Drawing):
 
     def update(self, shown: Shown) -> None:
         chunk, real = len(shown.gates), shown.real
-        if (shown.first, chunk) != (self._first, len(self._law.get_xdata())):
+        if self.changed(shown.first, chunk, shown.op):
             self._first = shown.first
             self._limits.set_xlim(-1, chunk + 2)
             self._limits.xaxis.set_major_locator(MultipleLocator(chunk // 4))
             self._sum.set_xlim(-0.5, chunk - 0.5)
-            self.canvas.stale()
+            words = WORDS.say("gradient", name=KEY_GRADIENT[shown.op])
+            self._gradient.ax.set(xlabel=words, ylabel=WORDS["channel"][shown.op])
         for line in self._ends:
             line.set_xdata([real - 0.5] * 2)
         self._update_sum(shown)
@@ -148,10 +149,6 @@ class Picture(Drawing):
             gradient[:, :real] = np.log10(np.abs(shown.gradient.numpy()))
         behind = np.broadcast_to(np.arange(chunk) >= real, gradient.shape)
         self._gradient.update(np.where(gradient == -np.inf, _DECADES[0], gradient), empty=behind)
-        words = WORDS.say("gradient", name=KEY_GRADIENT[shown.op])
-        if self._gradient.ax.get_xlabel() != words:
-            self._gradient.ax.set(xlabel=words, ylabel=WORDS["channel"][shown.op])
-            self.canvas.stale()
         self._update_arrows(shown)
 
         self._law.set_data(range(1, chunk + 1), np.where(np.isfinite(shown.limits), shown.limits, np.nan))

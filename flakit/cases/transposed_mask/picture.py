@@ -116,12 +116,13 @@ class Picture(Drawing):
     def update(self, shown: Shown) -> None:
         (K, V), (BK, BV) = shown.state.shape, shown.tile
         rows, columns = -(-K // BK) * BK, -(-V // BV) * BV
-        limits = (-0.5, columns - 0.5), (rows - 0.5, -0.5)
-        if (self._ax.get_xlim(), self._ax.get_ylim()) != limits:
-            self._ax.set(xlim=limits[0], ylim=limits[1])
-            self.canvas.stale()
-        self.canvas.pointable("state", self._ax, rows, columns)
         compiles = shown.seen is not None
+        counts = shown.counts.numpy() if compiles else np.zeros((MOST, MOST))
+        top = max(1.0, counts.max())
+        if self.changed(rows, columns, top):
+            self._ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+            self._sizes.colours.set_clim(0, top)
+        self.canvas.pointable("state", self._ax, rows, columns)
         missing, outside = np.zeros((2, rows, columns), bool)
         if compiles:
             missing[:K, :V] = _missing(shown)
@@ -135,11 +136,6 @@ class Picture(Drawing):
         self._refused.set_text("" if compiles else WORDS["refused"])
         self._no_size.set_text("" if compiles else WORDS["no size"])
 
-        counts = shown.counts.numpy() if compiles else np.zeros((MOST, MOST))
-        top = max(1.0, counts.max())
-        if self._sizes.colours.norm.vmax != top:
-            self._sizes.colours.set_clim(0, top)
-            self.canvas.stale()
         self._sizes.update(counts, empty=np.full(counts.shape, not compiles))
         for mark in self._here:
             mark.set_data([V - 1], [K - 1])

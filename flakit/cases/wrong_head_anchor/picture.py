@@ -117,10 +117,8 @@ class Picture(Drawing):
         h = shown.head
         largest = shown.g.nan_to_num(neginf=0.0).abs().max().clamp(min=1e-30)
         self._memory.update((shown.g / largest).numpy())
-        limits = block - 0.5, -0.5
-        if self._ax.get_ylim() != limits:
-            self._ax.set_ylim(limits)
-            self.canvas.stale()
+        if self.changed(block):
+            self._ax.set_ylim(block - 0.5, -0.5)
         self._cells.update(block, 1)
         for name, each in {"read": shown.wrong, "meant": shown.right}.items():
             token, head = each.rows[h]

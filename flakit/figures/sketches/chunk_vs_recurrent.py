@@ -149,10 +149,9 @@ class TwoForms(Drawing):
 
     def update(self, shown: TwoFormsShown) -> None:
         N = len(shown.true)
-        if self._ax.get_xlim() != (-0.5, N - 0.5):
+        if self.changed(N):
             self._ax.set_xlim(-0.5, N - 0.5)
             self._cells.update(1, N)
-            self.canvas.stale()
         for n, (name, dots) in enumerate(self._dots.items()):
             steps = (getattr(shown, name) - shown.true) / shown.step
             dots.set_data(range(N), np.clip(steps, -self._MOST, self._MOST))
@@ -291,10 +290,9 @@ class Amplified(Drawing):
 
     def update(self, shown: AmplifiedShown) -> None:
         T = len(shown.measured)
-        if self._ax.get_xlim() != (0.5, T + 0.5):
+        if self.changed(T):
             self._ax.set_xlim(0.5, T + 0.5)
             self._cells.update(1, T)
-            self.canvas.stale()
         for line, values in ((self._line, shown.measured), (self._law, shown.law)):
             line.set_data(range(1, T + 1), np.log10(values))
 

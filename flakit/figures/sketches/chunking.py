@@ -11,7 +11,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import CellGrid, Marked, whole_ticks
+from ..marks import CellGrid, LabelledBars, Marked, whole_ticks
 from ..strip import Strip
 
 READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
@@ -129,41 +129,30 @@ class Chunks(Drawing):
             for n, name in enumerate(("steps", "pairs")):
                 ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
                 ax.set_title(words[name], pad=3)
-                ax.set(ylim=(-0.5, 0.5), xticks=[], yticks=[])
-                ax.spines["bottom"].set_visible(False)
-                (bar,) = ax.barh([0], [0.0], height=0.8, color=style.BLUE if name == "steps" else style.SKY)
-                text = ax.text(0, 0, "", va="center", fontsize=10)
-                self.canvas.moving(bar, text)
-                self._bars[name] = ax, bar, text
-                CellGrid(self.canvas, ax, name, 1, 1)
+                ax.set_yticks([])
+                colour = style.BLUE if name == "steps" else style.SKY
+                self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
             handles = [Patch(label=words[name], linewidth=0, **look) for name, look in looks.items()]
             handles.append(style.swatch(style.EMPTY, words["future"]))
             self.canvas.figure.legend(
                 handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
                 ncols=2 if width > 8 else 1, labelspacing=0.4,
             )  # fmt: skip
-        self._tokens = 0
 
     def update(self, shown: ChunksShown) -> None:
         T, counts = len(shown.kinds), _counts(shown)
-        if T != self._tokens:
+        if self.changed(T):
             self._ax.set(xlim=(-0.5, T - 0.5), ylim=(T - 0.5, -0.5))
             whole_ticks(self._ax)
             self.canvas.pointable("pairs of tokens", self._ax, T, T)
-            for name, largest in (("steps", T), ("pairs", T * (T - 1) / 2)):
-                self._bars[name][0].set_xlim(0, largest)
-            self.canvas.stale()
-            self._tokens = T
         for name, marked in self._marks.items():
             marked.update(shown.kinds == KINDS.index(name))
         edges = np.arange(shown.chunk, T, shown.chunk) - 0.5
         ends, gaps = np.tile([-0.5, T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
         self._edges.set_data(np.concatenate((ends, gaps)), np.concatenate((gaps, ends)))
         self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # wider edges would hide the pairs
-        for name, count in (("steps", counts["steps"]), ("pairs", counts["intra"])):
-            ax, bar, text = self._bars[name]
-            bar.set_width(count)
-            text.set(text=str(count), x=count + 0.012 * ax.get_xlim()[1])
+        for name, count, most in (("steps", counts["steps"], T), ("pairs", counts["intra"], T * (T - 1) / 2)):
+            self._bars[name].update([count / most], [str(count)])
 
     def say(self, shown: ChunksShown) -> str:
         words, counts = WORDS["chunks"], _counts(shown)
@@ -223,18 +212,16 @@ class Split(Drawing):
             box.set(xlabel=words["wrote"], ylabel=words["reads"], title=words["weight"])
             self._map = HeatMap(self.canvas, box, name="pairs")
             self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
-        self._first = True
 
     def update(self, shown: SplitShown) -> None:
         C = len(shown.read)
-        if self._first:
+        if self.changed():
             largest = C * -shown.w
             with style.context():
                 self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
                 self._ax.set_ylabel(WORDS.say("split", "exponents", w=shown.w), labelpad=1)
                 self._map.colours.set_clim(-largest, 0)
                 CellGrid(self.canvas, self._ax, "tokens", 1, C)
-            self._first = False
         for name, exponents in (("reader", shown.read), ("key", shown.key)):
             self._lines[name].set_data(range(C), exponents)
         self._mark.set_xdata([shown.anchor - 0.5] * 2)

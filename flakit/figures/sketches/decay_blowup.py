@@ -79,7 +79,7 @@ class Ends(Drawing):
 
     def __init__(self, width: float):
         words, height = WORDS["ends"], 1.82
-        self.canvas, self._shown = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         left, right, lane, top = 0.82, 0.95, 0.26, 0.42
         across = width - left - right
         self._lanes, self._values, self._names, self._lines = [], [], (), []
@@ -117,10 +117,10 @@ class Ends(Drawing):
                 lane.ax.tick_params(axis="y", length=0)
             ticks = np.flatnonzero(shown.exponents % 40 == 0)
             self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
-        self._shown, self._columns = True, (shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0]))
+        self._columns = shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0])
 
     def update(self, shown: EndsShown) -> None:
-        if not self._shown:
+        if self.changed():
             self._first(shown)
         start, each = self._columns
         for line, text, value in zip(self._lines, self._values, shown.values.values(), strict=True):
@@ -175,9 +175,8 @@ class Counting(Drawing):
 
     def update(self, shown: CountingShown) -> None:
         C, at = len(shown.tokens), shown.anchor - 0.5
-        if len(self._ax.get_xticks()) != C:
+        if self.changed(C):
             self._ax.set_xticks(range(C))
-            self.canvas.stale()
         self._map.update(np.zeros((1, C)), finite=np.ones((1, C), bool))
         self._added.update(shown.tokens[None])
         self._between.set_data(*_upright(np.arange(1, C)))
@@ -228,7 +227,7 @@ class Fatal(Drawing):
 
     def __init__(self, width: float):
         words, height = WORDS["fatal"], 2.02
-        self.canvas, self._drawn = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         self._strips, self._blocks, self._arrows = [], [], []
         with style.context():
             for n in range(2):
@@ -246,8 +245,7 @@ class Fatal(Drawing):
 
     def update(self, shown: FatalShown) -> None:
         C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
-        if not self._drawn:
-            self._drawn = True
+        if self.changed():
             for n, strip in enumerate(self._strips):
                 strip.ax.set_yticks([0], [WORDS.say("fatal", "chunk", first=n * C, last=(n + 1) * C - 1)])
                 strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])

@@ -158,7 +158,7 @@ class SlotGate(Drawing):
 
     def __init__(self, width: float):
         words, height, left, gap = WORDS["slot_gate"], 2.4, 0.6, 0.7
-        self.canvas, self._ready = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         across = 0.4 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
         with style.context():
@@ -173,7 +173,7 @@ class SlotGate(Drawing):
 
     def update(self, shown: SlotGateShown) -> None:
         N = len(shown.left)
-        if not self._ready:
+        if self.changed():
             with style.context():
                 self._curve.plot(shown.at, shown.gates, **style.LINES[0])
                 self._axes.set(xlim=(-0.5, N - 0.5))
@@ -181,7 +181,6 @@ class SlotGate(Drawing):
                 self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
                 CellGrid(self.canvas, self._axes, "left", 1, N)
                 CellGrid(self.canvas, self._curve, "gate", 1, 1)
-            self._ready = True
         self._bars.update(shown.left)
         self._dot.set_data([shown.f], [shown.g])
 

@@ -10,7 +10,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import CellGrid, whole_ticks
+from ..marks import LabelledBars, whole_ticks
 from .shared import percent
 
 BARS = "walks", "sends", "holds"
@@ -88,7 +88,7 @@ class Ranks(Drawing):
 
     def __init__(self, width: float):
         words, height, side = WORDS["ranks"], 2.9, 2.2
-        self.canvas, self._ranks = Canvas(width, height), 0
+        self.canvas = Canvas(width, height)
         with style.context():
             self._ax = ax = self.canvas.axes(0.62, 0.14, side, side)
             ax.set(xlabel=words["wrote"], ylabel=words["enters"])
@@ -99,30 +99,21 @@ class Ranks(Drawing):
             for n, name in enumerate(BARS):
                 ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
                 ax.set_title(words[name], pad=3)
-                ax.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
-                ax.spines["bottom"].set_visible(False)
+                ax.set_yticks([])
                 colour = style.BLUE if name == "walks" else style.SKY
-                (bar,) = ax.barh([0], [0.0], height=0.8, color=colour)
-                text = ax.text(0, 0, "", va="center", fontsize=10)
-                self.canvas.moving(bar, text)
-                self._bars[name] = ax, bar, text
-                CellGrid(self.canvas, ax, name, 1, 1)
+                self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.015)
 
     def update(self, shown: RanksShown) -> None:
         self._map.update(shown.left, empty=np.isnan(shown.left))
-        if shown.ranks != self._ranks:
+        if self.changed(shown.ranks):
             whole_ticks(self._ax)
-            self.canvas.stale()
-            self._ranks = shown.ranks
         most = shown.tokens * shown.each
         for name, value, full, label in (
             ("walks", shown.walks, shown.tokens, f"{shown.walks:,}"),
             ("sends", shown.sends, most, size(shown.sends)),
             ("holds", shown.holds, most, size(shown.holds)),
         ):
-            _, bar, text = self._bars[name]
-            bar.set_width(value / full)
-            text.set(text=label, x=value / full + 0.015)
+            self._bars[name].update([value / full], [label])
 
     def say(self, shown: RanksShown) -> str:
         words, before = WORDS["ranks"], shown.ranks - 1

@@ -228,12 +228,11 @@ class Growth(Drawing):
 
     def update(self, shown: GrowthShown) -> None:
         T = len(shown.sizes["S"])
-        if "tokens" not in self.canvas.maps:
+        if self.changed():
             self._ax.set_xlim(-0.5, T - 0.5)
             self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
             self._end.set_text(WORDS.say("growth", "end", end=shown.end))
             CellGrid(self.canvas, self._ax, "tokens", 1, T)
-            self.canvas.stale()
         for name, (thin, bold) in self._lines.items():
             with np.errstate(divide="ignore"):
                 size = np.log10(shown.sizes[name])

@@ -11,7 +11,7 @@ from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import CellGrid, Marked
+from ..marks import CellGrid, LabelledBars, Marked
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
 """Colour and dash of the time of memory traffic, and of matrix products."""
@@ -105,7 +105,7 @@ class Roof(Drawing):
 
     def __init__(self, width: float):
         height, words = 2.6, WORDS["roof"]
-        self.canvas, self._roof = Canvas(width, height), None
+        self.canvas = Canvas(width, height)
         right = 3.1 if width > 8 else 2.3
         across = width - 0.7 - right - 0.35
         with style.context():
@@ -120,34 +120,21 @@ class Roof(Drawing):
             )
             ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
             left = width - right + 0.55
-            self._bars = []
             ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
             ax.set_title(words["times"], pad=5)
-            ax.set(xlim=(0, 1), ylim=(1.5, -0.5), xticks=[], yticks=[0, 1])
-            ax.set_yticklabels([words["moving"], words["multiplying"]])
+            ax.set_yticks([0, 1], [words["moving"], words["multiplying"]])
             ax.tick_params(axis="y", length=0)
-            ax.spines["bottom"].set_visible(False)
-            for row, look in enumerate((MOVING, MULTIPLYING)):
-                (bar,) = ax.barh([row], [0.0], height=0.6, color=look["color"])
-                text = ax.text(0, row, "", va="center", fontsize=9)
-                self.canvas.moving(bar, text)
-                self._bars.append((bar, text))
-            CellGrid(self.canvas, ax, "times", 2, 1)
+            self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
 
     def update(self, shown: RoofShown) -> None:
-        if self._roof is None:
+        if self.changed():
             x = np.array([self._ENDS[0], shown.tflops / shown.copy_tb_s, self._ENDS[1]])
             with style.context():
-                (self._roof,) = self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
-            self.canvas.stale()
-        moving, multiplying = shown.ms
+                self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
         rate = min(shown.intensity * shown.copy_tb_s, shown.tflops)
         self._point.set_data([shown.intensity], [rate])
         self._drop.set_data([shown.intensity] * 2, [0.3, rate])
-        for (bar, text), ms in zip(self._bars, shown.ms, strict=True):
-            share = ms / max(moving, multiplying)
-            bar.set_width(share)
-            text.set(text=_us(ms), x=share + 0.03)
+        self._bars.update((ms / max(shown.ms) for ms in shown.ms), map(_us, shown.ms))
 
     def say(self, shown: RoofShown) -> str:
         words, (moving, multiplying) = WORDS["roof"], shown.ms
@@ -186,7 +173,7 @@ class Kept(Drawing):
 
     def __init__(self, width: float):
         height, words = 2.7, WORDS["kept"]
-        self.canvas, self._ready = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         with style.context():
             self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
             ax.set(xlabel=style.logarithmic(words["x"]), ylabel=words["y"], yscale="log")
@@ -203,7 +190,7 @@ class Kept(Drawing):
 
     def update(self, shown: KeptShown) -> None:
         n = len(shown.chunks)
-        if not self._ready:
+        if self.changed():
             with style.context():
                 shortest = min(shown.states.min() / 2, shown.pairs.min())
                 self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
@@ -213,8 +200,6 @@ class Kept(Drawing):
                 self._lines[1].set_data(range(n), shown.pairs)
                 self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
                 CellGrid(self.canvas, self._ax, "chunks", 1, n)
-            self.canvas.stale()
-            self._ready = True
         self._lines[0].set_data(range(n), shown.states)
         self._dots.set_data([shown.at] * 2, [shown.states[shown.at], shown.pairs[shown.at]])
         self._at.set_data([shown.at] * 2, self._ax.get_ylim())
@@ -266,7 +251,7 @@ class Tail(Drawing):
 
     def __init__(self, width: float):
         height, words = 2.75, WORDS["tail"]
-        self.canvas, self._ready = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         right = 3.3 if width > 8 else 2.5
         with style.context():
             self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
@@ -278,32 +263,20 @@ class Tail(Drawing):
             at = (0.5 / width, 1.0)
             self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
             bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
-            bars.set(xlim=(0, 1), ylim=(3.5, -0.5), xticks=[], yticks=range(4))
-            bars.set_yticklabels(words["bars"])
+            bars.set_yticks(range(4), words["bars"])
             bars.tick_params(axis="y", length=0)
-            bars.spines["bottom"].set_visible(False)
-            self._bars = []
-            for row, colour in enumerate([style.BLACK] * 3 + [style.SKY]):
-                (bar,) = bars.barh([row], [0.0], height=0.6, color=colour)
-                text = bars.text(0, row, "", va="center", fontsize=9)
-                self.canvas.moving(bar, text)
-                self._bars.append((bar, text))
-            CellGrid(self.canvas, bars, "shares", 4, 1)
+            self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
 
     def update(self, shown: TailShown) -> None:
         heads, chunks = shown.steep.shape
-        if not self._ready:
+        if self.changed():
             with style.context():
                 self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
                 self._ax.set_xlabel(WORDS.say("tail", "x", tokens=shown.tokens))
             self.canvas.pointable("chunks", self._ax, heads, chunks)
-            self.canvas.stale()
-            self._ready = True
         self._slow.update(shown.slow)
         self._steep.update(shown.steep)
-        for (bar, text), share in zip(self._bars, shown.shares, strict=True):
-            bar.set_width(share)
-            text.set(text=_share(share), x=share + 0.04)
+        self._bars.update(shown.shares, map(_share, shown.shares))
 
     def say(self, shown: TailShown) -> str:
         words, (_, chunks, heads, slow) = WORDS["tail"], map(_share, shown.shares)

@@ -224,7 +224,7 @@ class Again(Drawing):
 
     def __init__(self, width: float):
         words, height = WORDS["again"], 2.5
-        self.canvas, self._drawn = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         with style.context():
             self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
             ax.set(xlabel=words["x"], ylabel=words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
@@ -239,13 +239,12 @@ class Again(Drawing):
             )
 
     def update(self, shown: AgainShown) -> None:
-        if not self._drawn:
+        if self.changed():
             with style.context():
                 N = len(shown.left)
                 self._ax.set(xlim=(-0.6, N - 0.4))
                 self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
                 CellGrid(self.canvas, self._ax, "left", 1, N)
-            self._drawn = True
         sizes = np.clip(np.abs(shown.left), self._LOW, self._HIGH)
         for bars, mask in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
             bars.update(np.where(mask, sizes, np.nan), begin=self._LOW)

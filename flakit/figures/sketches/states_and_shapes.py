@@ -59,7 +59,7 @@ class Pieces(Drawing):
 
     def __init__(self, width: float):
         words, height, left = WORDS["pieces"], 2.95, 0.85
-        self.canvas, self._axes, self._lines, self._cut = Canvas(width, height), {}, {}, None
+        self.canvas, self._axes, self._lines = Canvas(width, height), {}, {}
         with style.context():
             for n, name in enumerate(("o", "dv")):
                 ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
@@ -80,10 +80,9 @@ class Pieces(Drawing):
                 CellGrid(self.canvas, ax, name, 1, T)
             for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
                 self._axes["o"].text(x, 3 * _HIGH, words[part], ha="center", va="bottom", fontsize=10)
-        self._cut = shown.cut
 
     def update(self, shown: PiecesShown) -> None:
-        if self._cut is None:
+        if self.changed():
             self._first(shown)
         for name, line in self._lines.items():
             values = getattr(shown, name)

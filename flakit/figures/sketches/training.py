@@ -75,7 +75,7 @@ class MeanOfMeans(Drawing):
 
     def __init__(self, width: float):
         height = 2.3
-        self.canvas, self._labels = Canvas(width, height), None
+        self.canvas = Canvas(width, height)
         words = WORDS["mean_of_means"]
         with style.context():
             box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
@@ -89,11 +89,11 @@ class MeanOfMeans(Drawing):
 
     def update(self, shown: MeanOfMeansShown) -> None:
         n = len(shown.right)
-        if self._labels is None:
+        if self.changed():
             with style.context():
                 self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
                 self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
-                self._labels = self._ax.text(
+                self._ax.text(
                     1.02, shown.right[0], WORDS.say("mean_of_means", "right", n=n), va="center", fontsize=9,
                     transform=self._ax.get_yaxis_transform(),
                 )  # fmt: skip
@@ -194,7 +194,7 @@ class FProj(Drawing):
 
     def __init__(self, width: float):
         words, height = WORDS["f_proj"], 2.75
-        self.canvas, self._drawn = Canvas(width, height), False
+        self.canvas = Canvas(width, height)
         left, right, gap = 0.7, 0.12, 0.8
         across = (width - left - right - gap) / 2
         with style.context():
@@ -216,10 +216,9 @@ class FProj(Drawing):
             ax.text(0, shown.limit, words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
             ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
             ax.text(shown.clamp, 3, words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
-        self._drawn = True
 
     def update(self, shown: FProjShown) -> None:
-        if not self._drawn:
+        if self.changed():
             self._first(shown)
             CellGrid(self.canvas, self._ax, "exponent", 1, len(shown.stops))
         self._here.set_data([shown.f], [shown.exponents[shown.at]])
