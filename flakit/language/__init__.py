@@ -111,7 +111,7 @@ def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
     patterns = []
     for text, other in templates:
         parts, seen = [], set()
-        for n, part in enumerate(_PLACEHOLDER.split(text)):
+        for n, part in enumerate(_PLACEHOLDER.split(text)):  # values have no colon
             parts.append(
                 re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>[^:]+?)"
             )  # a value has no colon
