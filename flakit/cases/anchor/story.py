@@ -139,22 +139,12 @@ def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int,
     first, last = index * chunk, min((index + 1) * chunk, T)
     shares = {name: y[0, first:last, 0] for name, y in result.tensors.items() if y.ndim == 4 and name not in of.finals}
     return Shown(
-        scheme=scheme,
-        inclusive=of.reads[query],
-        first=first,
-        sums=gi,
-        seen=seen,
-        as_read=as_read,
-        as_meant=as_meant,
-        alone=alone[index],
-        read=read,
-        key=key,
-        weights=read.exp() * key.exp(),
+        scheme=scheme, inclusive=of.reads[query], first=first, sums=gi, seen=seen, as_read=as_read, as_meant=as_meant,
+        alone=alone[index], read=read, key=key, weights=read.exp() * key.exp(),
         true=torch.where(products.low, exact.exp(), 0.0),
         nan={name: y.isnan().double().mean(-1) for name, y in shares.items()},
-        inf={name: y.isinf().double().mean(-1) for name, y in shares.items()},
-        finite=result.finite,
-    )
+        inf={name: y.isinf().double().mean(-1) for name, y in shares.items()}, finite=result.finite,
+    )  # fmt: skip
 
 
 def _alone(products: Products) -> Tensor:

@@ -201,15 +201,11 @@ def show(*, w: float, chunk: int, op: str, rebuilt: str, seed: int = 0) -> Shown
     off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
     results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
     return Shown(
-        w=x["w"][0, 0, 0],
-        off=off[:, 0],
-        wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED),
+        w=x["w"][0, 0, 0], off=off[:, 0], wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED),
         by_steps=_by_steps(off, chunk),
         errors={name: relative_l2(results[name], exact[name]) for name in exact if not name.endswith("_state")},
-        chunk=chunk,
-        op=op,
-        rebuilt=rebuilt,
-    )
+        chunk=chunk, op=op, rebuilt=rebuilt,
+    )  # fmt: skip
 
 
 def at(

@@ -131,17 +131,10 @@ def show(*, w: float, block: int, anchor: int, bound: float, K: int, exclusive: 
     exponents, clamped = (x[:-1] if exclusive else x[1:] for x in (places, cut))
     alike = (clamped[:, None] == cut[1:]) & (exponents[:, None] != places[1:])
     return Shown(
-        bound=bound,
-        exponents=exponents,
-        clamped=clamped,
-        right=exact(one, one, channel, **own),
-        computed=scores(one, one, channel, **clamp),
-        alike=alike.tril(-1),
-        off=relative_l2(got, true),
-        finite=bool(got.isfinite().all()),
-        anchor=anchor,
-        exclusive=exclusive,
-    )
+        bound=bound, exponents=exponents, clamped=clamped, right=exact(one, one, channel, **own),
+        computed=scores(one, one, channel, **clamp), alike=alike.tril(-1), off=relative_l2(got, true),
+        finite=bool(got.isfinite().all()), anchor=anchor, exclusive=exclusive,
+    )  # fmt: skip
 
 
 def at(

@@ -277,19 +277,11 @@ def show(*, alpha: float, w: float, spread: float, C: int, rounding: str) -> Sho
     i, j = divmod(int(summed.abs().amax(0).argmax()), C)
     alphas, over = _over_alpha(w, spread, C, rounding)
     return Shown(
-        element=(i, j),
-        terms=summed[:, i, j],
-        exact=exact,
-        made={form: invert(L.float(), form, rounding) for form in FORMS},
-        errors=errors(L, rounding),
-        law=law(L, rounding),
-        cancels=float(_size(summed).max() / _size(exact)),
-        multiplied=float(_multiplied(summed)),
-        rounding=rounding,
-        alpha=alpha,
-        alphas=alphas,
-        over=over,
-    )
+        element=(i, j), terms=summed[:, i, j], exact=exact,
+        made={form: invert(L.float(), form, rounding) for form in FORMS}, errors=errors(L, rounding),
+        law=law(L, rounding), cancels=float(_size(summed).max() / _size(exact)), multiplied=float(_multiplied(summed)),
+        rounding=rounding, alpha=alpha, alphas=alphas, over=over,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)

@@ -402,20 +402,13 @@ def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, 
     formed = products(T, form, **sizes)(w, inclusive=True)
     empty = torch.where(formed.visited[-1, :, 0], 0.0 if form != "right" else -math.inf, math.nan)
     return Shown(
-        op=op,
-        form=form,
-        first=T - real,
-        real=real,
-        gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty),
-        block=block,
-        exponents=exponents(x, form, op=op, **sizes).T,
-        gradient=results[name][0, last, 0].T,
-        right=right[name][0, last, 0].T,
-        finite={name: bool(y.isfinite().all()) for name, y in results.items()},
-        gate=gate,
-        limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
+        op=op, form=form, first=T - real, real=real,
+        gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty), block=block,
+        exponents=exponents(x, form, op=op, **sizes).T, gradient=results[name][0, last, 0].T,
+        right=right[name][0, last, 0].T, finite={name: bool(y.isfinite().all()) for name, y in results.items()},
+        gate=gate, limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
         onset=_onset(T, form, op, **sizes),
-    )
+    )  # fmt: skip
 
 
 def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:

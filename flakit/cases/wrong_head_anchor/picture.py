@@ -75,19 +75,9 @@ class Picture(Drawing):
             ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
             self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
             looks = {"meant": style.BLUE, "read": style.PURPLE}
+            ring = {"markersize": 9, "mew": 2.4, "mfc": "none", "zorder": 6, "clip_on": False}
             self._spots = {
-                name: ax.plot(
-                    [0],
-                    [0],
-                    "os"[name == "meant"],
-                    markersize=9,
-                    mew=2.4,
-                    mfc="none",
-                    mec=colour,
-                    zorder=6,
-                    clip_on=False,
-                )[0]
-                for name, colour in looks.items()
+                name: ax.plot([0], [0], "os"[name == "meant"], mec=colour, **ring)[0] for name, colour in looks.items()
             }
             at = left + memory + gap
             ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))

@@ -201,17 +201,8 @@ class Growth(Drawing):
         with style.context():
             self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
             ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
-            self._beyond = ax.add_patch(
-                Rectangle(
-                    (0, 0),
-                    1,
-                    1,
-                    transform=ax.get_yaxis_transform(),
-                    linewidth=0,
-                    zorder=0,
-                    color=style.INF["facecolor"],
-                )
-            )
+            look = {"linewidth": 0, "zorder": 0, "color": style.INF["facecolor"]}
+            self._beyond = ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.get_yaxis_transform(), **look))
             self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
             self._end.set_transform(ax.get_yaxis_transform())
             dashes = {"S": "-", "D": "--", "dw": "-."}
