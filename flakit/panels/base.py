@@ -254,10 +254,10 @@ class Panel(widgets.VBox):
         return button
 
     def figure(self, make: Callable, *key: Hashable):
-        """Return make(*key, width=…) for the current width, cached."""
-        if (make, key, self.width) not in self._figures:
-            self._figures[make, key, self.width] = make(*key, width=self.width)
-        return self._figures[make, key, self.width]
+        """Return make(self.width), cached by the key and the width."""
+        if (key, self.width) not in self._figures:
+            self._figures[key, self.width] = make(self.width)
+        return self._figures[key, self.width]
 
     def compute(self, **setting):
         raise NotImplementedError

@@ -196,7 +196,8 @@ class DecayExplorer(Panel):
     def draw(self, result, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
         first, anchors = result["index"] * chunk, anchor.SCHEMES[scheme]
         paired = anchors.whole and anchors.diagonal is None
-        figure = self.figure(_figure, op)
+        still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
+        figure = self.figure(lambda width: DecayFigure(tensors(op), WORDS["picture"], still=still, width=width), op)
         self.canvas = figure.canvas
         shown = {
             "op": OPERATORS[op].label,
@@ -330,11 +331,6 @@ measured = anchor.onset(ray, {scheme!r}, near=law.values(), tolerance={_TOLERANC
 for name in {names!r}:
     print(f"{{name:3}} law {{law[name]:.4g}}, measured {{measured[name]:.4g}}")
 """
-
-
-def _figure(op: str, width: float) -> DecayFigure:
-    still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
-    return DecayFigure(tensors(op), WORDS["picture"], still=still, width=width)
 
 
 def _inputs(op, decay, T, spike, at, dtype, seed):

@@ -99,7 +99,8 @@ class Diagnosis(Panel):
         return case.diagnose(seen) if seen else [Fit(row, 0, 0, (), True) for row in case.fingerprint().values()]
 
     def draw(self, result, **setting) -> None:
-        figure = self.figure(_figure)
+        names = [_LABELS.get(name, name) for name in NAMES]
+        figure = self.figure(lambda width: Fingerprint(Canvas(width, 1.14 + _ROWS * ROW), names, _ROWS, seen=True))
         seen = [None if setting[name] == UNSEEN else setting[name] for name in NAMES]
         figure.update([_line(fit.row, fit) for fit in result[:_ROWS]], seen)
         self.canvas = figure.canvas
@@ -132,11 +133,6 @@ class Diagnosis(Panel):
 for fit in diagnose({self._seen(setting) or {"dr": "NaN"}!r}):
     print(f"{{fit.agree:g}} of {{fit.given}}  {{fit.row.cause.name}}, lesson {{fit.row.cause.lesson}}")
 """
-
-
-def _figure(width: float) -> Fingerprint:
-    canvas = Canvas(width, 1.14 + _ROWS * ROW)
-    return Fingerprint(canvas, [_LABELS.get(name, name) for name in NAMES], _ROWS, seen=True)
 
 
 def diagnose(*, language: str | None = None, **settings) -> Diagnosis:

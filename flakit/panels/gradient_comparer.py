@@ -169,7 +169,10 @@ class GradientComparer(Panel):
         return tuple(sorted({*lengths, *_ODD})) if self.own else lengths
 
     def _figure(self, op: str) -> GradientFigure:
-        return self.figure(_figure, self.operators[op], tuple(self.own))
+        of = self.operators[op]
+        forms = self.own or (*of.forms, *OTHERS.get(op, ()))
+        lanes = {name: WORDS[SUMS] if name == SUMS else label(name) for name in forms}
+        return self.figure(lambda width: GradientFigure(lanes, _tensors(of), width), op)
 
     # Numbers.
 
@@ -501,11 +504,6 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
     x = values if along == "dtype" else [abs(value) for value in values]
     more = {"log": along != "dtype", "now": now, "setting": ", ".join(setting), "where": where}
     return Curves(title, WORDS["xlabels"][along], x, errors, **more)
-
-
-def _figure(op: Operator, own: tuple[str, ...], width: float) -> GradientFigure:
-    forms = own or (*op.forms, *OTHERS.get(op.name, ()))
-    return GradientFigure({name: WORDS[SUMS] if name == SUMS else label(name) for name in forms}, _tensors(op), width)
 
 
 def _axes(op: Operator, tensor: str) -> list[str]:

@@ -99,7 +99,9 @@ class Headroom(Panel):
 
     def draw(self, result, *, times, dtype, layer=ALL, **_) -> None:
         measured, margins, uniform = result
-        figure = self.figure(_figure, self.kernels)
+        # The narrow layout has room for the kernels' names in code only.
+        names = [say(case.KERNELS[name]) if self.width == WIDE else name for name in self.kernels]
+        figure = self.figure(lambda width: HeadroomFigure(names, width))
         self.canvas = figure.canvas
         scaled = "" if times == 1 else WORDS.say("scaled", times=times)
         where = "" if layer == ALL else WORDS.say("in layer", layer=layer)
@@ -165,11 +167,6 @@ class Headroom(Panel):
 {given}found = flakit.headroom({w}, {self.op!r}, {chunk}, block={block}).times({times})
 print(found)
 """
-
-
-def _figure(kernels: tuple[str, ...], width: float) -> HeadroomFigure:
-    """Label kernels with words in the wide layout and with their names in code in the narrow one."""
-    return HeadroomFigure([say(case.KERNELS[name]) if width == WIDE else name for name in kernels], width)
 
 
 def headroom(w, op: str | None = None, show=None, *, language: str | None = None, **settings) -> Headroom:

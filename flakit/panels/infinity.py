@@ -234,7 +234,8 @@ class Infinity(Panel):
         }[step]
         centre = {"pair": made.pairs, "all": made.scores, "mask": made.kept, "row": made.kept}.get(step)
         if step == "pair":  # only the pair of the sentence; the next step shows all
-            centre = _only(centre, pair)
+            centre = np.ma.masked_all(centre.shape)
+            centre[pair] = made.pairs[pair].item()
         shown = {
             "key": made.key,
             "read": made.read if at else None,
@@ -369,13 +370,14 @@ class Infinity(Panel):
         step = STEPS[self.knobs["step"].value - 1]
         symbols = _typeset(WORDS[f"symbols {'backward' if step in ('dA', 'dr', 'loss') else 'forward'}"])
         _, sentence, *rest = map(_typeset, text.split("\n"))
-        parts = [f'<div style="font-size: 115%">{_formula(step)}</div>']
-        parts.append(f'<div style="font-size: 85%; line-height: 1.25; opacity: 0.75">{symbols}</div>')
-        parts.append(f'<div style="margin: 5px 0">{sentence}</div>')
-        if len(rest) == 2:
-            parts.append(f'<div style="font-family: monospace; font-weight: bold; margin: 5px 0">{rest[0]}</div>')
-        parts.append(f"<div>{rest[-1]}</div>")
-        self.readout.value = "".join(parts)
+        bold = "font-family: monospace; font-weight: bold; margin: 5px 0"
+        self.readout.value = (
+            f'<div style="font-size: 115%">{_formula(step)}</div>'
+            f'<div style="font-size: 85%; line-height: 1.25; opacity: 0.75">{symbols}</div>'
+            f'<div style="margin: 5px 0">{sentence}</div>'
+            + (f'<div style="{bold}">{rest[0]}</div>' if len(rest) == 2 else "")
+            + f"<div>{rest[-1]}</div>"
+        )
 
     def script(self, *, decay, seed, **_) -> str:
         return f"""from flakit.cases import infinity
@@ -408,12 +410,6 @@ def _stops() -> set[float]:
     laws = [END / n for n in (C, C - 1, C - 2)] + [(-_SMALLEST + math.log(2)) / (C - 1)]
     near = {round(math.floor(100 * law) / 100 + by, 2) for law in laws for by in (-0.02, 0, 0.01, 0.03)}
     return {-x for x in near} | {-n / 10 for n in range(90, 161)}
-
-
-def _only(x: torch.Tensor, cell: tuple[int, int]) -> np.ma.MaskedArray:
-    shown = np.ma.masked_all(x.shape)
-    shown[cell] = x[cell].item()
-    return shown
 
 
 def _size(factor: float) -> str:
@@ -532,17 +528,12 @@ def _formula(step: str) -> str:
     parts = []
     for lit, group in itertools.groupby(terms, lambda term: step in term[1]):
         text = " ".join(text for text, _ in group)
-        parts.append(f'<mark style="{look}">{text}</mark>' if lit else _LETTER.sub(_coloured, text))
+        coloured = _LETTER.sub(lambda x: f'<span style="color: {style.letter(x[0])}">{x[0]}</span>', text)
+        parts.append(f'<mark style="{look}">{text}</mark>' if lit else coloured)
     return " ".join(parts)
 
 
 _LETTER = re.compile(r"(?<![A-Za-z])d?[rkv](?=<sub>)")
-
-
-def _coloured(letter: re.Match) -> str:
-    return f'<span style="color: {style.letter(letter[0])}">{letter[0]}</span>'
-
-
 _INDEX = re.compile(r"(?<=[A-Za-z])_([a-z]{1,2}|\d+)\b")
 _POWER = re.compile(r"(?<=\be)\^(?:\(((?:[^()]|\([^()]*\))*)\)|([-−]?\d+(?:\.\d+)?))")
 

@@ -149,7 +149,7 @@ class PhaseDiagram(Panel):
         )
 
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
-        figure = self.figure(_figure)
+        figure = self.figure(lambda width: PhaseFigure(WORDS["picture"], width=width))
         self.canvas = figure.canvas
         fixed = WORDS.say("fixed", against, T=T, chunk=chunk)
         figure.update(
@@ -347,10 +347,6 @@ def _agreement(result: Map) -> str:
 def _away(factor: float) -> str:
     """Say a distance from a line as a share of it, rounded up."""
     return WORDS["anywhere"] if factor == math.inf else f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
-
-
-def _figure(width: float) -> PhaseFigure:
-    return PhaseFigure(WORDS["picture"], width=width)
 
 
 def phase_diagram(

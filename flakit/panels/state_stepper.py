@@ -170,7 +170,7 @@ class StateStepper(Panel):
         self.player.show(self.position, self.knobs["T"].value)
 
     def _stepper(self, op: str, direction: str) -> Stepper:
-        return self.figure(_stepper, op, direction)
+        return self.figure(lambda width: Stepper(SCENES[op], direction, width), op, direction)
 
     def describe(self, run, *, op, profile, decay, T, direction, t, dtype, **_) -> str:
         scene, frame = SCENES[op], run[direction][t]
@@ -262,10 +262,6 @@ for name in {names!r}:
     print(name, "RMS", values.double().square().mean().sqrt().item(), "finite", values.isfinite().all().item())
     print(values)
 """
-
-
-def _stepper(op: str, direction: str, width: float) -> Stepper:
-    return Stepper(SCENES[op], direction, width)
 
 
 def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[Frame]]:
