@@ -212,11 +212,7 @@ SCENES: dict[str, Scene] = {
                     Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
                     Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
                     Block(
-                        "dstate",
-                        r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus",
-                        left="k",
-                        top="v",
-                        right="dk",
+                        "dstate", r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus", left="k", top="v", right="dk",
                         bottom="dv",
                     ),
                 ),
@@ -253,8 +249,7 @@ SCENES: dict[str, Scene] = {
         labels={"decay": "$e^{w_t}$", "uk": r"$u\,k_t$"},
         words=_WORDS | {"uk": "u k", "dkept": "kept", "dread": "from the read"},
         axes=_axes(
-            K="r k u uk w decay dr dk dw",
-            V="v o do dv",
+            K="r k u uk w decay dr dk dw", V="v o do dv",
             KV="kv state_before bonus read kept state dstate dstate_before passed dkept dread",
         ),
         terms={
@@ -313,11 +308,7 @@ SCENES: dict[str, Scene] = {
                 r"$D_{t-1} = diag(e^{w_t})\,D_t + a_t\,df_t^\top$",
                 (
                     Block(
-                        "dstate",
-                        r"$db_t = D_t f_t$, $df_t = D_t^\top b_t$",
-                        left="b",
-                        top="removed",
-                        right="db",
+                        "dstate", r"$db_t = D_t f_t$, $df_t = D_t^\top b_t$", left="b", top="removed", right="db",
                         bottom="dremoved",
                     ),
                     Block("state_before", r"$da_t = S_{t-1}\,df_t$", top="dremoved", right="da"),
@@ -343,8 +334,7 @@ SCENES: dict[str, Scene] = {
         labels={"decay": "$e^{w_t}$", "removed": "$f_t$", "dremoved": "$df_t$"},
         words=_WORDS | {"removed": "f", "dremoved": "df"},
         axes=_axes(
-            K="r k w a b decay dr dk dw da db",
-            V="v o do dv removed dremoved",
+            K="r k w a b decay dr dk dw da db", V="v o do dv removed dremoved",
             KV="kv state_before kept edit state change dstate dstate_before passed",
         ),
         terms={
@@ -432,27 +422,13 @@ SCENES: dict[str, Scene] = {
         },
         labels={"decay": "$e^{g_t}$", "scores": "$z_t$", "dscores": "$dz_t$"},
         words={
-            "scores": "z",
-            "dscores": "dz",
-            "hk_before": "hk",
-            "hv_before": "hv",
-            "hk_kept": "kept",
-            "hv_kept": "kept",
-            "ks": "written",
-            "sv": "written",
-            "passed": "product",
-            "dhk": "Dk",
-            "dhv": "Dv",
-            "dhk_before": "Dk",
-            "decay": "e^g",
+            "scores": "z", "dscores": "dz", "hk_before": "hk", "hv_before": "hv", "hk_kept": "kept",
+            "hv_kept": "kept", "ks": "written", "sv": "written", "passed": "product", "dhk": "Dk", "dhv": "Dv",
+            "dhk_before": "Dk", "decay": "e^g",
         },
         axes=_axes(
-            K="q k dq dk",
-            V="v o do dv",
-            M="s g decay scores p ds dg dp dscores",
-            KM="hk_before hk_kept ks hk dhk dhk_before",
-            MV="hv_before hv_kept sv hv dhv dhv_before",
-            M_="passed",
+            K="q k dq dk", V="v o do dv", M="s g decay scores p ds dg dp dscores",
+            KM="hk_before hk_kept ks hk dhk dhk_before", MV="hv_before hv_kept sv hv dhv dhv_before", M_="passed",
         ),
         terms={
             "hk_kept": _sum("hk_before decay"),
@@ -475,4 +451,4 @@ SCENES: dict[str, Scene] = {
             "dhk_before": _sum("dhk decay"),
         },
     ),
-}
+}  # fmt: skip
