@@ -86,13 +86,9 @@ def matrices(
     bad = any((~np.isfinite(x) & ~hidden).any() for x in arrays.values())
     with style.context():
         maps = _row(
-            picture,
-            {name: Map(name, scale, empty=f"no {name}") for name in arrays},
-            rows,
-            columns,
-            bad=bad,
+            picture, {name: Map(name, scale, empty=f"no {name}") for name in arrays}, rows, columns, bad=bad,
             right=0.95 if label else 0.75,
-        )
+        )  # fmt: skip
         maps.update(arrays | {f"no {name}": np.broadcast_to(hidden, x.shape) for name, x in arrays.items()})
         first, *others = arrays
         for name in others:
