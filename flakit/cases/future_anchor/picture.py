@@ -36,7 +36,7 @@ WORDS = Words() | {
     "another": "token {t}: w = {w} in channel 0 becomes {later}{held}",
     "held": ", a part of the sum n",
     "output": "output {t}: {moved}. Its own key's weight in channel {c} is {weight}{later} (true: 1)",
-    "then": ", and then {0}",
+    "then": ", and then {weight}",
     "still": " before and after",
     "no anchor": "output {t}: {moved}. Its own key's weight is e^0 = 1 before and after",
     "moves": "moves by {size}",
@@ -134,7 +134,7 @@ class Picture(Drawing):
         (a, b), was, now = (float(x[t, c]) for x in shown.exponents), float(before[t, c]), float(after[t, c])
         return WORDS.say(
             "output", t=t, moved=moved, c=c, weight=_weight(a, was),
-            later=WORDS["still" if a == b else "then"].format(_weight(b, now)),
+            later=WORDS.say("still" if a == b else "then", weight=_weight(b, now)),
         )  # fmt: skip
 
 
