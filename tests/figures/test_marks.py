@@ -6,7 +6,7 @@ import pytest
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
 from flakit.figures.heatmap import HeatMap
-from flakit.figures.marks import Bars, CellGrid, Marked, NonFiniteRings, Ring, whole_ticks
+from flakit.figures.marks import Bars, CellGrid, LabelledBars, Marked, NonFiniteRings, Ring, whole_ticks
 
 
 def pixels(canvas):
@@ -117,3 +117,20 @@ def test_cells_over_a_logarithmic_scale_can_be_pointed_at():
     assert canvas.cell(0.30, 0.7) == Cell("bars", 0, 0) and canvas.cell(0.70, 0.3) == Cell("bars", 0, 3)
     assert canvas.cell(0.1, 0.5) is None
     assert canvas.box("bars", 0, 1) == pytest.approx((0.375, 0.25, 0.125, 0.5))
+
+
+def test_labelled_bars_end_where_their_labels_begin():
+    canvas = Canvas(2, 2)
+    with style.context():
+        ax = canvas.axes(0.25, 0.25, 1.5, 1.5)
+        bars = LabelledBars(canvas, ax, "bars", [style.BLUE, style.BLUE], gap=0.05)
+    for lengths, labels in (((0.5, 0.25), ("half", "quarter")), ((0.0, 1.0), ("none", "all"))):
+        bars.update(lengths, labels)
+        share = coloured(pixels(canvas), style.BLUE) / 150**2
+        assert share == pytest.approx(0.3 * sum(lengths), abs=0.01)
+        assert [(text.get_text(), text.get_position()[0]) for text in ax.texts] == [
+            (label, pytest.approx(length + 0.05)) for label, length in zip(labels, lengths, strict=True)
+        ]
+    assert canvas.maps == {"bars": (2, 1)}
+    with pytest.raises(ValueError):
+        bars.update((0.1,), ("one",))

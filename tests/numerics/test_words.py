@@ -15,7 +15,8 @@ from flakit.numerics.words import error, number, percent
         (1 / 3, "0.3333"), (-88.72284, "-88.72"), (1e-7, "1e-07"), (2.0, "2"), (0.0, "0"), (123456.0, "1.235e+05"),
         (np.float32(0.5), "0.5"), (123456, "123456"), (np.int64(-3), "-3"), (True, "yes"), (False, "no"),
         (math.nan, "NaN"), (math.inf, "inf"), (-math.inf, "-inf"), ("does not compile", "does not compile"),
-        (torch.bfloat16, "bfloat16"), (None, "None"),
+        (torch.bfloat16, "bfloat16"), (None, "None"), (torch.tensor(1 / 3), "0.3333"), (torch.tensor([7]), "7"),
+        (torch.tensor(math.nan), "NaN"), (np.array(True), "yes"),
     ],
 )  # fmt: skip
 def test_number(x, words):
