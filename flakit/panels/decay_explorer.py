@@ -486,7 +486,7 @@ def decay_explorer(
 ) -> DecayExplorer:
     """Panel: chunked computation at one decay, by anchor scheme, with the onset of NaN by law and as measured.
 
-    op: an operator of `flakit.numerics.operators.OPERATORS`. show: names of the knobs on view, default decay, spike
+    op: an operator of `flakit.cases.anchor.OPERATORS`. show: names of the knobs on view, default decay, spike
         and scheme; the others lie under "more". settings: starting values of the knobs:
         decay: natural-log decay <= 0 of every token, 0 and -inf included.
         query: whose exponents the upper maps show, of RWKV7 "r" or "a".
@@ -494,7 +494,7 @@ def decay_explorer(
         scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
         spike: natural-log decay of token `at` alone, or "none".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> decay_explorer(decay=0.0, scheme="first-row", spike=-88.8, at=16)
     """

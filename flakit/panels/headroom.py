@@ -124,8 +124,8 @@ class Headroom(Panel):
         lines = [words.format(count=len(broken), n=len(margins))]
         if broken:
             m = broken[0]
-            said = {"kernel": say(case.KERNELS[m.kernel]), "exponent": number(m.exponent), "place": m.place}
-            lines.append(WORDS.say("first", dtype=dtype, limit=f"{m.limit:.2f}", **said))
+            values = {"kernel": say(case.KERNELS[m.kernel]), "exponent": number(m.exponent), "place": m.place}
+            lines.append(WORDS.say("first", dtype=dtype, limit=f"{m.limit:.2f}", **values))
         if near:
             m = near[0]
             lines.append(WORDS.say("near", kernel=say(case.KERNELS[m.kernel]), times=m.factor))

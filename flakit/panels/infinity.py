@@ -217,9 +217,9 @@ class Infinity(Panel):
         return [size for size, _ in ways], chunks, shares
 
     def _draw_way(self, way: case.Way, step: str) -> None:
-        made, at, (i, j) = way.made, STEPS.index(step), way.cell
+        computed, at, (i, j) = way.made, STEPS.index(step), way.cell
         back, last = step in ("dA", "dr"), C - 1
-        if step == "key" and made.key.isfinite().all():
+        if step == "key" and computed.key.isfinite().all():
             j = last
         pair = (i, j) if not back else (ROW, last)
         lit = {
@@ -232,15 +232,15 @@ class Infinity(Panel):
             "dA": {"pairs": [pair]},
             "dr": {"pairs": [pair], "key": [(0, last)], "result": [(ROW, 0)]},
         }[step]
-        centre = {"pair": made.pairs, "all": made.scores, "mask": made.kept, "row": made.kept}.get(step)
+        centre = {"pair": computed.pairs, "all": computed.scores, "mask": computed.kept, "row": computed.kept}.get(step)
         if step == "pair":  # only the pair of the sentence; the next step shows all
             centre = np.ma.masked_all(centre.shape)
-            centre[pair] = made.pairs[pair].item()
+            centre[pair] = computed.pairs[pair].item()
         shown = {
-            "key": made.key,
-            "read": made.read if at else None,
-            "pairs": made.dA if back else centre,
-            "result": {"row": made.o, "dr": made.dr}.get(step),
+            "key": computed.key,
+            "read": computed.read if at else None,
+            "pairs": computed.dA if back else centre,
+            "result": {"row": computed.o, "dr": computed.dr}.get(step),
         }
         words = {"key": WORDS["title key"], "read": WORDS["title read" if at else "title token"]}
         words["pairs"] = WORDS[f"title {step}" if at > 1 else "title grid"]
@@ -253,21 +253,21 @@ class Infinity(Panel):
 
     def sentence(self, way: case.Way, step: str) -> str:
         """Say what happens in a step at this decay."""
-        made, true, (i, j) = way.made, way.true, way.cell
+        computed, true, (i, j) = way.made, way.true, way.cell
         down, up = (x.tolist() for x in way.exponents)
-        bad = [n for n, x in enumerate(made.key) if not x.isfinite()]
+        bad = [n for n, x in enumerate(computed.key) if not x.isfinite()]
         values = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": _exponent(down[i]), "up": _exponent(up[j])}
         values["cut"] = C * (C + 1) // 2
         if step == "key":
             return self._first(way, bad, values)
         if step == "read":
-            size = _size(made.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
+            size = _size(computed.read[i].item()).format(normal=f"{_NORMAL:.1f}", smallest=f"{_SMALLEST:.1f}")
             return WORDS.say("read, fine" if not bad else "read" if i > j else "read, own", size=size, **values)
         if step == "pair":
-            kind = {True: "fine"}.get(bool(made.pairs[i, j].isfinite()), "nan" if made.pairs[i, j].isnan() else "inf")
-            kind = "own" if (i, kind) == (j, "inf") else kind
+            pair = computed.pairs[i, j]
+            kind = "fine" if pair.isfinite() else "nan" if pair.isnan() else "own" if i == j else "inf"
             return WORDS.say(f"pair, {kind}", true=_number(true.pairs[i, j]), **values)
-        spoilt, left = (int((~x.isfinite()).sum()) for x in (made.scores, made.kept))
+        spoilt, left = (int((~x.isfinite()).sum()) for x in (computed.scores, computed.kept))
         if step == "all":
             fate = WORDS.say(f"all, {'bad' if spoilt else 'fine'}", spoilt=spoilt, why=WORDS["why"][_why(way, i, j)])
             return WORDS.say("all", all=C * C, K=K, fate=fate)
@@ -276,12 +276,12 @@ class Infinity(Panel):
             values |= {x: WORDS.say(x, left == 1, left=left) for x in ("left", "stay")}
             return WORDS.say(f"mask, {kind}", spoilt=spoilt, **values)
         if step == "row":
-            rows = int((~made.o.isfinite()).any(-1).sum())
-            values |= {"score": _number(made.kept[i, j]), "sum": _number(made.o[i, 0])}
+            rows = int((~computed.o.isfinite()).any(-1).sum())
+            values |= {"score": _number(computed.kept[i, j]), "sum": _number(computed.o[i, 0])}
             values |= {"rows": rows, "are": WORDS["are"][rows == 1]}
             return WORDS.say(f"row, {'bad' if rows else 'hidden' if spoilt else 'fine'}", **values)
         if step == "dr":
-            return WORDS.say(f"dr, {'fine' if made.dr.isfinite().all() else 'bad'}", row=ROW)
+            return WORDS.say(f"dr, {'fine' if computed.dr.isfinite().all() else 'bad'}", row=ROW)
         if step == "loss":
             first, second = (f"{END / n:.2f}" for n in (C, C - 1))
             unread, heard = (_follow(-1.001 * END / n, C, K, 0).lost for n in (C, C - 1))
@@ -454,8 +454,8 @@ def _why(way: case.Way, i: int, j: int) -> str:
     return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 
 
-def _true(made: str, true: torch.Tensor | float) -> str:
-    return WORDS.say("arithmetic", made=made, true=_number(true))
+def _true(computed: str, true: torch.Tensor | float) -> str:
+    return WORDS.say("arithmetic", made=computed, true=_number(true))
 
 
 def _factor(way: case.Way, which: str, n: int) -> str:
@@ -465,15 +465,15 @@ def _factor(way: case.Way, which: str, n: int) -> str:
 
 
 def _pair(way: case.Way, i: int, j: int) -> str:
-    made, (down, up) = way.made, way.exponents
-    factors = f"{_number(made.read[i])} · {_number(made.key[j])} = {_number(made.pairs[i, j])}"
+    computed, (down, up) = way.made, way.exponents
+    factors = f"{_number(computed.read[i])} · {_number(computed.key[j])} = {_number(computed.pairs[i, j])}"
     return _true(f"e^{down[i].item():.4g} · e^{up[j].item():.4g} = {factors}", way.true.pairs[i, j])
 
 
 def _score(way: case.Way, i: int, j: int) -> str:
     terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
-    made = WORDS.say("score", i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
-    return _true(made, way.true.scores[i, j])
+    score = WORDS.say("score", i=i, j=j, sum=_sum(terms), score=_number(way.made.scores[i, j]))
+    return _true(score, way.true.scores[i, j])
 
 
 def _masked(way: case.Way, i: int, j: int) -> str:
@@ -482,11 +482,11 @@ def _masked(way: case.Way, i: int, j: int) -> str:
 
 def _output(way: case.Way, i: int, c: int, last: int) -> str:
     """Say row i of o, channel c, by its last two terms."""
-    made, v = way.made, way.operands["v"]
+    computed, v = way.made, way.operands["v"]
     first = max(last - 1, 0)
-    terms = " + ".join(f"{_number(made.kept[i, n])} · {_number(v[n, c])}" for n in range(first, last + 1))
+    terms = " + ".join(f"{_number(computed.kept[i, n])} · {_number(v[n, c])}" for n in range(first, last + 1))
     before, after = "… + " * (first > 0), " + …" * (last < i - 1)
-    return _true(f"o_{i} = {before}{terms}{after} = {_number(made.o[i, c])}", way.true.o[i, c])
+    return _true(f"o_{i} = {before}{terms}{after} = {_number(computed.o[i, c])}", way.true.o[i, c])
 
 
 def _arriving(way: case.Way, i: int, j: int) -> str:
@@ -495,19 +495,19 @@ def _arriving(way: case.Way, i: int, j: int) -> str:
 
 def _term(way: case.Way, i: int, j: int) -> str:
     """Say the term of key j in row i of dr, channel 0."""
-    made, up = way.made, way.exponents[1][j].item()
-    product = made.dA[i, j] * made.scaled[j, 0]
-    factors = f"{_number(made.dA[i, j])} · {_number(made.scaled[j, 0])} = {_number(product)}"
+    computed, up = way.made, way.exponents[1][j].item()
+    product = computed.dA[i, j] * computed.scaled[j, 0]
+    factors = f"{_number(computed.dA[i, j])} · {_number(computed.scaled[j, 0])} = {_number(product)}"
     true = WORDS.say("term", true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
     return WORDS.say("arithmetic", made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:
     """Say row i of dr, channel c, by its last two terms."""
-    made = way.made
-    terms = " + ".join(f"{_number(made.dA[i, n])} · {_number(made.scaled[n, c])}" for n in (C - 2, C - 1))
+    computed = way.made
+    terms = " + ".join(f"{_number(computed.dA[i, n])} · {_number(computed.scaled[n, c])}" for n in (C - 2, C - 1))
     exponent = way.exponents[0][i].item()
-    return _true(f"dr_{i} = e^{exponent:.4g} · (… + {terms}) = {_number(made.dr[i, c])}", way.true.dr[i, c])
+    return _true(f"dr_{i} = e^{exponent:.4g} · (… + {terms}) = {_number(computed.dr[i, c])}", way.true.dr[i, c])
 
 
 _CELLS = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}

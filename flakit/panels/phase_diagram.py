@@ -363,7 +363,7 @@ def phase_diagram(
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
         tensor: "any", "o" or the gradient of one of the operator's inputs, such as "dw".
         T, chunk: length and tokens a chunk, where they are not an axis.
-    language: of its words, "en" or "zh"; default: what flakit speaks, see `flakit.language`.
+    language: "en" or "zh"; default: the current one, see `flakit.language`.
 
     >>> phase_diagram(scheme="first-row", against="at")
     """

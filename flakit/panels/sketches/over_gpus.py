@@ -6,7 +6,7 @@ from ...figures.sketches.over_gpus import WORDS, Ranks, RanksShown
 from ...numerics import recorded
 from ...numerics.inputs import inputs
 from ...numerics.operators import OPERATORS
-from ..knobs import choice, steps
+from ..knobs import operator_choice, steps
 from .sketch import Sketch
 
 _TOKENS, _K, _DECAY = 64, 8, -0.05  # of the few tokens whose states are computed
@@ -38,7 +38,7 @@ def _ranks(ranks: int, op: str) -> RanksShown:
             state = M[row] @ state
     each = 2 * _HEADS * _CHANNELS * len(OPERATORS[op].sequences)
     written = 4 * _HEADS * _CHANNELS**2
-    transition = written if op == "rwkv7" else written // _CHANNELS
+    transition = written if OPERATORS[op].solves else written // _CHANNELS
     return RanksShown(left.numpy(), recorded.read("h100_ranks").select(operator=op)[0]["T"], each, written, transition)
 
 
@@ -46,7 +46,7 @@ SKETCHES = {
     "ranks": Sketch(
         {
             "ranks": lambda: steps(4, RANKS, "ranks"),
-            "op": lambda: choice("rwkv6", {"RWKV6": "rwkv6", "RWKV7": "rwkv7"}, "operator"),
+            "op": lambda: operator_choice("rwkv6", ("rwkv6", "rwkv7")),
         },
         _ranks,
         Ranks,
