@@ -134,7 +134,7 @@ def messages(case: Case) -> tuple[Messages, Messages]:
 def _messages(case: Case) -> tuple[Messages, Messages]:
     registered, inputs = _registered(case.op), case.inputs("cpu")
     tensors = [inputs[name].detach() for name in operator(case.op).tensors]
-    M = registered.passing.shape(tensors)
+    M = registered.linear_map.shape(tensors)
     _, states = registered.shapes(*tensors, case.B)
     factor, state = _numel([M]), _numel(states)
     apply, join = _small_kernels(case.op)
@@ -156,10 +156,10 @@ def _small_kernels(op: str) -> tuple[int, int]:
     registered, inputs = _registered(op), replace(next(c for c in CASES if c.op == op), T=1).inputs("cpu")
     tensors = [inputs[name].detach() for name in operator(op).tensors]
     _, shapes = registered.shapes(*tensors, 1)
-    M = torch.zeros(registered.passing.shape(tensors), dtype=torch.float64)
+    M = torch.zeros(registered.linear_map.shape(tensors), dtype=torch.float64)
     S, piece = [torch.zeros(shape, dtype=torch.float64) for shape in shapes], ranks.batch_pieces(3)[1]
     with _LaunchCounter() as counter:
-        ranks._next(registered.passing, piece, M, S, S, False)
+        ranks._next(registered.linear_map, piece, M, S, S, False)
     return counter.launches, counter.launches + 1  # composing adds the product M' M
 
 

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from flakit.ops.common.packed_triton import Packing
-from flakit.ops.common.recurrence_triton import through
+from flakit.ops.common.recurrence_triton import relayout
 from tests.ops import ledger, record_compiled
 from tests.ops.compiling import BLOCKS, compile_for, described, launches, shifted_out, tile
 from tests.ops.ledger import needs
@@ -288,7 +288,7 @@ def state_kernel(x, y, states, T, BY_MEMORY: tl.constexpr):
     p_S = states + o_k[:, None] * 16 + o_v[None, :]
     b_S = tl.zeros([64, 16], dtype=tl.float32)
     if BY_MEMORY:
-        b_S = through(p_S, b_S, True)
+        b_S = relayout(p_S, b_S, True)
     for t in range(T):
         tl.store(p_S + t * 64 * 16, b_S)
         b_S = 0.5 * b_S + tl.load(x + t * 64 + o_k)[:, None]

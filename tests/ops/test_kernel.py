@@ -110,7 +110,7 @@ def test_triton_asked_to_debug_compiles_anew(kernel, monkeypatch):
 
 
 def test_memory_ends(kernel, monkeypatch):
-    monkeypatch.setattr(kernel_triton, "MOST_KINDS", 3)
+    monkeypatch.setattr(kernel_triton, "MAX_SIGNATURES", 3)
     for C in range(10):
         args, options = apart(USUAL | dict(C=C))
         kernel[(3,)](*args, **options)

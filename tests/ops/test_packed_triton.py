@@ -164,16 +164,16 @@ def test_pieces(place, lengths, tokens, least):
     packing = Packing(torch.tensor(list(accumulate(lengths, initial=0)), device=place.device), T)
     sizes = (7, 0), (96, 1), (tokens, least), (64, 1), (tokens, 1 - least)  # more than one launch lays out
     for size in sizes:
-        packing.ask(*size)
+        packing.request(*size)
     assert packing.offsets.tolist()[: len(lengths) + 2] == [*accumulate(lengths, initial=0), 0]
     for tokens, least in sizes:
         pieces = packing.pieces(tokens, least)
         expected = [max(least, -(-length // tokens)) for length in lengths]
         assert pieces.before.tolist()[: len(lengths) + 1] == list(accumulate(expected, initial=0))
-        assert sum(expected) <= pieces.room == packing.room(tokens)
+        assert sum(expected) <= pieces.capacity == packing.capacity(tokens)
         owners = [n for n, count in enumerate(expected) for _ in range(count)]
-        owners += [len(lengths) - 1] * (pieces.room - sum(expected))
-        assert pieces.sequence.tolist()[: pieces.room] == owners
+        owners += [len(lengths) - 1] * (pieces.capacity - sum(expected))
+        assert pieces.sequence.tolist()[: pieces.capacity] == owners
 
 
 @KERNELS

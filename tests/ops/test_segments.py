@@ -1,4 +1,4 @@
-"""Sequences cut into segments: what the kernels do where heads and sequences alone would leave a GPU idle.
+"""Sequences cut into parts: what the kernels do where heads and sequences alone would leave a GPU idle.
 
 That depends on sizes that no quick test has, so here the plan is told that a GPU wants more programs, and shorter ones.
 """
@@ -19,17 +19,17 @@ SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Short segments in every launch, which are there to be seen."""
-    seen, plan = [], plan_triton.ChunkPlan.segments
+    """Short parts in every launch, which are there to be seen."""
+    seen, plan = [], plan_triton.ChunkPlan.parts
 
     def watched(self, programs):
         found = plan(self, programs)
         seen.append(found[1] > self.N)
         return found
 
-    monkeypatch.setattr(plan_triton, "ENOUGH", 10**6)
-    monkeypatch.setattr(plan_triton, "SHORTEST_SEGMENT", 2)
-    monkeypatch.setattr(plan_triton.ChunkPlan, "segments", watched)
+    monkeypatch.setattr(plan_triton, "FULL_GPU", 10**6)
+    monkeypatch.setattr(plan_triton, "SHORTEST_PART", 2)
+    monkeypatch.setattr(plan_triton.ChunkPlan, "parts", watched)
     yield
     assert seen and all(seen)
 
@@ -43,7 +43,7 @@ def test_cut_sequences_are_right(place, op, decay, packing, cut):
     made, arriving = place.make(setting, T=85 if packing == "none" else 150, H=1)
     if packing == "packed":
         lengths = made["cu_seqlens"].diff()
-        assert lengths.min() < 32 < lengths.max()  # shorter and longer than a segment
+        assert lengths.min() < 32 < lengths.max()  # shorter and longer than a part
     place.check(made, arriving, "chunk", op, chunk_size=16)
 
 
@@ -53,7 +53,7 @@ def test_cut_sequences_are_right(place, op, decay, packing, cut):
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
 def test_parts_of_whole_heads_are_right(op, place, T, packing, decay, monkeypatch):
     """One program a head in chunks of 16 tokens, where heads are few: each has a part of the sequence."""
-    monkeypatch.setattr(bands_triton, "SHORTEST_PART", 2)
+    monkeypatch.setattr(bands_triton, "SHORTEST_FUSED_PART", 2)
     setting = of(op, SETTING, decay=decay, packing=packing, dtype=str(place.dtypes[1]).removeprefix("torch."))
     made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
     offsets = made.get("cu_seqlens")

@@ -53,8 +53,8 @@ class OneWay:
 
     def __getitem__(self, grid):
         def launch(*given, **options):
-            way = options["MILD"] if self.is_mild is None else self.is_mild
-            return self.kernel[grid](*given, **options) if way == self.mild else None
+            path = options["MILD"] if self.is_mild is None else self.is_mild
+            return self.kernel[grid](*given, **options) if path == self.mild else None
 
         return launch
 
@@ -135,13 +135,13 @@ def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memor
 )
 def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
     """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""
-    monkeypatch.setattr("flakit.ops.common.plan_triton.ENOUGH", 2)
+    monkeypatch.setattr("flakit.ops.common.plan_triton.FULL_GPU", 2)
     looked_at = []
-    taken_apart = plan_triton.ChunkPlan.taken_apart
+    flattened = plan_triton.ChunkPlan.flattened
     monkeypatch.setattr(
         plan_triton.ChunkPlan,
-        "taken_apart",
-        lambda plan, *given, **named: looked_at.append(plan.at_once) or taken_apart(plan, *given, **named),
+        "flattened",
+        lambda plan, *given, **named: looked_at.append(plan.at_once) or flattened(plan, *given, **named),
     )
     dtype = "bfloat16" if place.device == "cuda" else "float16"
     setting = replace(of(op, SETTING), group=G, packing=packing)

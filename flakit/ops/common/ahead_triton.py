@@ -33,20 +33,18 @@ class Kernels:
 
     def __init__(self, module: ModuleType):
         self.module = module
+        self.accepts_functions = getattr(module, "ACCEPTS_FUNCTIONS", False)
+        """Whether an initial state, or a final state's gradient, may be a function. It receives M and the list N of
+        results for zeros and sends them to other ranks; it returns a function that waits for theirs and returns the
+        list of the state's parts."""
         self._known: dict[tuple, list[Future]] = {}
         """Compilations for each signature of calls; empty once they are done."""
         if interpreted():  # no compilation
-            self.forward, self.backward = map(interpreted_alone(), (self._keep_packing, self._run_backward))
+            self.forward, self.backward = map(interpreted_alone(), (self._forward_with_packing, self._run_backward))
 
-    def meets(self, *tensors) -> bool:
-        """Return whether an initial state, or a final state's gradient, may be a function. It receives M and the list
-        N of results for zeros and sends them to other ranks; it returns a function that waits for theirs and returns
-        the list of the state's parts."""
-        return hasattr(self.module, "meets") and self.module.meets(*tensors)
-
-    def kept_shapes(self, *args) -> tuple[tuple[int, ...], ...]:
+    def saved_shapes(self, *args) -> tuple[tuple[int, ...], ...]:
         *tensors, cu_seqlens, chunk_size = args
-        return self.module.kept_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
+        return self.module.saved_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
 
     def forward(self, *args):
         *tensors, _, state, wants_final, cu_seqlens, chunk_size, keep = args
@@ -54,7 +52,7 @@ class Kernels:
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_forward, args)
-            return self._keep_packing(*args)
+            return self._forward_with_packing(*args)
 
     def backward(self, *args):
         *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = args
@@ -64,24 +62,24 @@ class Kernels:
                 self._prepare(key, self._rehearse_backward, args)
             return self._run_backward(*args)
 
-    def _keep_packing(self, *args):
+    def _forward_with_packing(self, *args):
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
-        o, final, kept = self._run_forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
-        return o, final, kept if kept is None or packing is None else (*kept, packing)
+        o, final, saved = self._run_forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
+        return o, final, saved if saved is None or packing is None else (*saved, packing)
 
     def _run_forward(self, *args):
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
-        o, final, kept = self.module.forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
+        o, final, saved = self.module.forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
         if packing is not None:
             packing.close([o], _parts(final))
-        return o, final, kept
+        return o, final, saved
 
     def _run_backward(self, *args):
-        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = args
+        *tensors, scale, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
         packing = _packing(tensors, cu_seqlens)
-        *grads, dstate = self.module.backward(*tensors, scale, state, packing, chunk_size, kept, do, dfinal_state)
+        *grads, dstate = self.module.backward(*tensors, scale, state, packing, chunk_size, saved, do, dfinal_state)
         if packing is not None:
             rows = [x for x in grads if x.ndim == do.ndim]  # weights have no time axis
             packing.close(rows, [x for x in grads if x.ndim != do.ndim] + _parts(dstate))
@@ -102,14 +100,14 @@ class Kernels:
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
-            o, _, kept = self._run_forward(*args)
+            o, _, saved = self._run_forward(*args)
         backward: list[Callable] = []
         later = "backward", True, *_signature(tensors, state, cu_seqlens, chunk_size)
         if keep and not wants_final and later not in self._known:
             # The backward may run out of memory where the forward does not.
             try:
                 with _listed() as backward:
-                    self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, o, None)
+                    self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, saved, o, None)
             except torch.OutOfMemoryError:
                 backward.clear()
         self._known[key], compiled_later = _begin(forward, backward)
@@ -117,11 +115,11 @@ class Kernels:
             self._known[later] = compiled_later
 
     def _rehearse_backward(self, key: tuple, args: tuple) -> None:
-        *tensors, scale, state, cu_seqlens, chunk_size, kept, do, dfinal_state = args
+        *tensors, scale, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
         if isinstance(cu_seqlens, Packing):  # its launches do not happen here
             cu_seqlens = cu_seqlens.cu_seqlens
         with _listed() as backward:
-            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, kept, do, _immediate(dfinal_state))
+            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, saved, do, _immediate(dfinal_state))
         (self._known[key],) = _begin(backward)
 
 

@@ -2,9 +2,9 @@
 
 A program has four warps. Each holds a band of 16 channels and all tokens of a chunk: [4, 16, columns], with the band as
 a batch index. Products run along those rows, so the result of one product is, in the same registers, an operand of the
-next. What all warps read, [rows, columns], goes through shared memory once (`each`). (In the kernels that compute the
-scores of mild chunks a band is a chunk, one for each warp.) This uses only mma instructions that every GPU since sm_80
-has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
+next. What all warps read, [rows, columns], goes through shared memory once (`per_band`). (In the kernels that compute
+the scores of mild chunks a band is a chunk, one for each warp.) This uses only mma instructions that every GPU since
+sm_80 has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .blocks_triton import add_product, split, sums_along
 from .dispatch import FUSED_CHANNELS
-from .launch import ENOUGH, LONG_CHUNK_SIZE, TABLE, cdiv
+from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, cdiv
 from .pairs_triton import BLOCK
 
 BANDS = tl.constexpr(4)
@@ -22,7 +22,7 @@ _, CHANNELS = FUSED_CHANNELS
 """Channels of every tile: narrower heads are padded."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
 """Chunks of CHUNK tokens in the longest chunk of any kernel: the length of a part is a multiple of it."""
-SHORTEST_PART = 8
+SHORTEST_FUSED_PART = 8
 """Chunks in the shortest part; cutting sequences finer costs more than it gains."""
 
 
@@ -33,25 +33,25 @@ def bands(x, N: tl.constexpr = BANDS):
 
 
 @triton.jit
-def whole(x):
+def flat(x):
     """Return x [4, N, M] as [4 N, M], the inverse of `bands`."""
     return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 @triton.jit
-def each(x, N: tl.constexpr = BANDS):
+def per_band(x, N: tl.constexpr = BANDS):
     """Repeat x for each of N bands, [N, rows, columns]."""
     return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
 
 
 @triton.jit
-def turned(x):
+def transpose(x):
     """Transpose x [4, N, M] to [4, M, N]."""
     return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
-def given(x):
+def split_input(x):
     """Return a tile of an input as high + low, as `split` does; bfloat16 has low = 0."""
     if x.dtype == tl.bfloat16:
         high, low = x, tl.zeros_like(x)
@@ -74,13 +74,13 @@ def narrow_product(a_high, a_low, b_high, b_low):
 
 
 @triton.jit
-def by_turned(a_high, a_low, b_high, b_low):
+def by_transpose(a_high, a_low, b_high, b_low):
     """Return a @ b^T of split operands, band by band."""
-    return narrow_product(a_high, a_low, turned(b_high), turned(b_low))
+    return narrow_product(a_high, a_low, transpose(b_high), transpose(b_low))
 
 
 @triton.jit
-def load_turned(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+def load_transposed(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     """Load a chunk's rows of x [rows, H, D], transposed, [BD, C]."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
@@ -88,12 +88,12 @@ def load_turned(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.cons
 
 
 @triton.jit
-def store_turned(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+def store_transposed(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     """Store x [4, BD / 4, C], transposed, as a chunk's rows of p [rows, H, D]."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
-    tl.store(p, whole(x).to(p.dtype.element_ty), mask=m)
+    tl.store(p, flat(x).to(p.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.con
 def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     """Store the left half of x [4, BD / 4, 2 C], transposed, to p and the right half to q."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
-    x = whole(x)
+    x = flat(x)
     if p.dtype == q.dtype:
         tl.store(tl.where(left, p, q) + o, x.to(p.dtype.element_ty), mask=m)
     else:
@@ -137,25 +137,25 @@ def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl
 
 
 @triton.jit
-def finite(b_w):
+def clamped_decay(b_w):
     """Clamp b_w at -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
     return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
 
 
 @triton.jit
-def to_ends(b_w, C: tl.constexpr):
+def decays_to_ends(b_w, C: tl.constexpr):
     """Return the log decays from the chunk's beginning to each read and from each key to its end, side by side,
     [4, N, 2 C], and those of the whole chunk, [4 N]. b_w: finite, in bands."""
     t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_i % C)[None, :]
-    passed = tl.where((o_i < C)[None, :], t < i, t > i)
-    return sums_along(b_w, each(passed)), whole_decay(b_w, C)
+    between = tl.where((o_i < C)[None, :], t < i, t > i)
+    return sums_along(b_w, per_band(between)), total_decay(b_w, C)
 
 
 @triton.jit
-def whole_decay(b_w, C: tl.constexpr):
+def total_decay(b_w, C: tl.constexpr):
     """Return the log decay of a whole chunk, [4 N]. b_w: finite, in bands."""
-    total = tl.max(sums_along(b_w, each(tl.full([C, C], 1.0, tl.float32))), 2)
+    total = tl.max(sums_along(b_w, per_band(tl.full([C, C], 1.0, tl.float32))), 2)
     return tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
 
 
@@ -174,33 +174,7 @@ def power_of_two(largest):
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def piece(T, sequence_of_piece, pieces_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
-          PACKED: tl.constexpr):  # fmt: skip
-    """Return this program's piece of L chunks (`Parts.where`), its sequence and its head; the piece's first row and the
-    end of the sequence; its first chunk and number of chunks; whether it is the sequence's first, and its last."""
-    i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
-    if PACKED:
-        i_n = tl.load(sequence_of_piece + i_p)
-        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        chunks = tl.cdiv(end - begin, C).to(tl.int32)
-        skipped = (i_p - tl.load(pieces_before + i_n)) * L
-        first_chunk = tl.load(chunks_before + i_n)
-    else:
-        chunks = tl.cdiv(T, C)
-        pieces = tl.cdiv(chunks, L)
-        i_n, skipped = i_p // pieces, i_p % pieces * L
-        begin = i_n.to(tl.int64) * T
-        end = begin + T
-        first_chunk = i_n * chunks
-    # Unused pieces have no chunks. A sequence without tokens has one piece, of no chunks.
-    count = tl.maximum(tl.minimum(chunks - skipped, L), 0)
-    is_last = (skipped + L >= chunks) & ((count > 0) | (skipped == 0))
-    return i_p, i_n, i_h, begin + skipped * C, end, first_chunk + skipped, count, skipped == 0, is_last
-
-
-def options_of(kernel: str, r) -> dict:
+def launch_options(kernel: str, r) -> dict:
     """Return the keyword arguments that every kernel of this kind takes. r [B, T, H, K]."""
     launch = TABLE[kernel, "16-bit"]
     return dict(
@@ -216,36 +190,36 @@ class Parts:
     multiprocessor of an H200. Otherwise there are as many parts as fill a GPU.
     """
 
-    def __init__(self, r, v, packing, enough: int = ENOUGH // 2):
+    def __init__(self, r, v, packing, enough: int = FULL_GPU // 2):
         """enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
         self.packing, self.packed = packing, packing is not None
         self.N = packing.N if self.packed else B
-        self.chunks = self.room(CHUNK)
+        self.chunks = self.capacity(CHUNK)
         heads = self.N * self.H
         if self.packed:
             L = cdiv(self.chunks * self.H, 2 * enough)  # finer: sequences differ in length
-        elif heads > ENOUGH // 4:
+        elif heads > FULL_GPU // 4:
             L = cdiv(self.T, CHUNK)
         else:
             parts = enough // max(1, heads)
             if parts < 8:  # more, if that leaves fewer multiprocessors idle
                 parts = min(range(parts, 2 * parts + 2), key=lambda n: cdiv(n * heads, enough) / n)
             L = cdiv(cdiv(self.T, CHUNK), parts)
-        self.L = cdiv(max(SHORTEST_PART, L), LONGEST) * LONGEST
-        self.parts = self.room(CHUNK * self.L)
+        self.L = cdiv(max(SHORTEST_FUSED_PART, L), LONGEST) * LONGEST
+        self.parts = self.capacity(CHUNK * self.L)
         self.several = self.parts > self.N
 
-    def room(self, tokens: int) -> int:
+    def capacity(self, tokens: int) -> int:
         """Return the number of pieces of so many tokens; of packed sequences an upper bound."""
-        return self.packing.room(tokens) if self.packed else self.N * cdiv(self.T, tokens)
+        return self.packing.capacity(tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
-        """Return the arguments of `piece` for pieces of so many tokens: T, then None or, packed, int32 tensors
-        [pieces], [N + 1], [N + 1] and [N + 1]; then `more`."""
+        """Return the arguments of `locate_program` for parts of so many tokens: T, then None or, packed, int32 tensors
+        [parts], [N + 1], [N + 1] and [N + 1]; then `more`."""
         if not self.packed:
             return self.T, None, None, None, None, *more
-        self.packing.ask(CHUNK)
-        self.packing.ask(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
+        self.packing.request(CHUNK)
+        self.packing.request(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
         pieces, chunks = self.packing.pieces(tokens, least=1), self.packing.pieces(CHUNK)
         return self.T, pieces.sequence, pieces.before, self.packing.offsets, chunks.before, *more

@@ -18,7 +18,7 @@ follows from the head sizes, which are constants.
 
 @triton.jit
 def program(BLOCKS: tl.constexpr):
-    """Return this program's block, below BLOCKS, and the index of its sequence, head or segment.
+    """Return this program's block, below BLOCKS, and the index of its sequence, head or part.
 
     Both share one grid axis: the other axes end at 65535, which sequences times heads can exceed.
     """
@@ -33,7 +33,7 @@ def exp(x):
 
 
 @triton.jit
-def fading(x, QUICK: tl.constexpr):
+def decay_factor(x, QUICK: tl.constexpr):
     """Return e^x. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
     if QUICK:
         x = exp(x)
@@ -43,7 +43,7 @@ def fading(x, QUICK: tl.constexpr):
 
 
 @triton.jit
-def expect(p, there, N: tl.constexpr):
+def prefetch(p, there, N: tl.constexpr):
     """Prefetch N elements from each of the pointers p into the L2 cache, where the mask `there` holds.
 
     This occupies no registers. A later load, held back by a barrier, then waits a third as long.
@@ -103,7 +103,7 @@ def to_bfloat16(x):
 
 
 @triton.jit
-def _cut(x):
+def _truncated(x):
     """Return the first 8 mantissa bits of float32 x as bfloat16, and the rest of x. Truncating takes one instruction
     and is exact: three parts hold all of x."""
     bits = x.to(tl.int32, bitcast=True)
@@ -120,7 +120,7 @@ def _cut(x):
 @triton.jit
 def split(x):
     """Split x into high + low, two bfloat16 tiles: 16 bits of mantissa with the range of float32."""
-    high, rest = _cut(x.to(tl.float32))
+    high, rest = _truncated(x.to(tl.float32))
     return high, to_bfloat16(rest)
 
 
@@ -133,7 +133,7 @@ def add_product(acc, a_high, a_low, b_high, b_low):
 
 
 @triton.jit
-def add_whole_product(acc, a_high, a_low, b_high, b_low):
+def add_full_product(acc, a_high, a_low, b_high, b_low):
     """Return acc + a @ b of split operands, with all four products: the same four that b^T @ a^T has."""
     return tl.dot(a_low, b_low, add_product(acc, a_high, a_low, b_high, b_low))
 
@@ -158,7 +158,7 @@ def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def add_split_by_given(acc, a_high, a_low, b):
+def add_split_by_input(acc, a_high, a_low, b):
     """Return acc + a @ b of a split a and a b in the input's dtype."""
     if b.dtype == tl.float32:
         acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
@@ -172,7 +172,7 @@ def add_split_by_given(acc, a_high, a_low, b):
 
 
 @triton.jit
-def add_given_by_split(acc, a, b_high, b_low):
+def add_input_by_split(acc, a, b_high, b_low):
     """Return acc + a @ b of an a in the input's dtype and a split b."""
     if a.dtype == tl.float32:
         acc = tl.dot(a, b_high, acc, input_precision="tf32x3")
@@ -186,63 +186,63 @@ def add_given_by_split(acc, a, b_high, b_low):
 
 
 @triton.jit
-def sums(which, b_w):
-    """Return the sums of rows `which @ b_w` in float32. which: -1, 0 or 1, [C, C]; b_w [C, D] in the input's dtype.
+def sums(ones, b_w):
+    """Return the sums of rows `ones @ b_w` in float32. ones: -1, 0 or 1, [C, C]; b_w [C, D] in the input's dtype.
 
     It takes one product for bfloat16 and three for float32, uses every bit of b_w, and yields the layout of a product.
     """
-    which = to_bfloat16(which.to(tl.float32))
+    ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
-        total = tl.dot(which, b_w)
+        total = tl.dot(ones, b_w)
     else:
-        high, rest = _cut(b_w.to(tl.float32))
-        total = tl.dot(which, high)
+        high, rest = _truncated(b_w.to(tl.float32))
+        total = tl.dot(ones, high)
         if b_w.dtype == tl.float32:
-            high, rest = _cut(rest)
-            total = tl.dot(which, high, total)
-        total = tl.dot(which, to_bfloat16(rest), total)
+            high, rest = _truncated(rest)
+            total = tl.dot(ones, high, total)
+        total = tl.dot(ones, to_bfloat16(rest), total)
     return total
 
 
 @triton.jit
-def sums_of_columns(b_w, which):
-    """Return b_w^T @ which in float32, as `sums` does, of a 16-bit tile b_w."""
-    which = to_bfloat16(which.to(tl.float32))
+def sums_of_columns(b_w, ones):
+    """Return b_w^T @ ones in float32, as `sums` does, of a 16-bit tile b_w."""
+    ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
-        total = tl.dot(tl.trans(b_w), which)
+        total = tl.dot(tl.trans(b_w), ones)
     else:
-        high, rest = _cut(b_w.to(tl.float32))
-        total = tl.dot(tl.trans(high), which)
-        total = tl.dot(tl.trans(to_bfloat16(rest)), which, total)
+        high, rest = _truncated(b_w.to(tl.float32))
+        total = tl.dot(tl.trans(high), ones)
+        total = tl.dot(tl.trans(to_bfloat16(rest)), ones, total)
     return total
 
 
 @triton.jit
-def sums_along(b_w, which, WHOLE: tl.constexpr = True):
-    """Return the sums of columns b_w @ which, as `sums` does; of a float32 b_w two parts, or all three if WHOLE."""
-    which = to_bfloat16(which.to(tl.float32))
+def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
+    """Return the sums of columns b_w @ ones, as `sums` does; of a float32 b_w two parts, or all three if ALL_BITS."""
+    ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
-        total = tl.dot(b_w, which)
+        total = tl.dot(b_w, ones)
     else:
-        high, rest = _cut(b_w.to(tl.float32))
-        total = tl.dot(high, which)
-        if WHOLE and b_w.dtype == tl.float32:
-            high, rest = _cut(rest)
-            total = tl.dot(high, which, total)
-        total = tl.dot(to_bfloat16(rest), which, total)
+        high, rest = _truncated(b_w.to(tl.float32))
+        total = tl.dot(high, ones)
+        if ALL_BITS and b_w.dtype == tl.float32:
+            high, rest = _truncated(rest)
+            total = tl.dot(high, ones, total)
+        total = tl.dot(to_bfloat16(rest), ones, total)
     return total
 
 
 @triton.jit
-def add_sums(acc, which, x, WHOLE: tl.constexpr):
-    """Return acc + which @ x of two parts of float32 x, or of all three if WHOLE. which: 0 or 1, [C, C]."""
-    which = to_bfloat16(which.to(tl.float32))
-    high, rest = _cut(x)
-    acc = tl.dot(which, high, acc)
-    if WHOLE:
-        high, rest = _cut(rest)
-        acc = tl.dot(which, high, acc)
-    return tl.dot(which, to_bfloat16(rest), acc)
+def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
+    """Return acc + ones @ x of two parts of float32 x, or of all three if ALL_BITS. ones: 0 or 1, [C, C]."""
+    ones = to_bfloat16(ones.to(tl.float32))
+    high, rest = _truncated(x)
+    acc = tl.dot(ones, high, acc)
+    if ALL_BITS:
+        high, rest = _truncated(rest)
+        acc = tl.dot(ones, high, acc)
+    return tl.dot(ones, to_bfloat16(rest), acc)
 
 
 @triton.jit

@@ -25,8 +25,8 @@ def log_decay(x: Tensor) -> Tensor:
     >>> o = chunk_rwkv6(r, k, v, log_decay(x), u).o
     """
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        came = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x: expected a tensor of float64, float32, bfloat16 or float16, got {came}")
+        got = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x: expected a tensor of float64, float32, bfloat16 or float16, got {got}")
     # Mask before the exponential, so that its derivative is finite. Plain operations support torch.compile, torch.func
     # and second derivatives.
     overflows = x.detach().exp().isinf()

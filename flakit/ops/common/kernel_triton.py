@@ -18,9 +18,9 @@ from .dispatch import interpreted
 
 RUN = JITFunction.run
 """Triton's own; another function replaces it while launches are monitored."""
-REMEMBERED = torch.version.hip is None
+CACHED = torch.version.hip is None
 """Whether to cache: on AMD's GPUs Triton also specializes on a tensor's size."""
-MOST_KINDS = 4096
+MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
 
@@ -36,7 +36,7 @@ class Kernel(JITFunction):
 
     def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
         monitored = JITFunction.run is not RUN or self.pre_run_hooks
-        signature = None if monitored or not REMEMBERED else _signature(args, options)
+        signature = None if monitored or not CACHED else _signature(args, options)
         if signature is not None and (entry := self._compiled.get(signature)) is not None:
             compiled, constants = entry
             x, y, z = (*grid, 1, 1)[:3]
@@ -45,7 +45,7 @@ class Kernel(JITFunction):
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
         if signature is not None and compiled is not None and all(name in options for name in constants):
-            if len(self._compiled) >= MOST_KINDS:
+            if len(self._compiled) >= MAX_SIGNATURES:
                 self._compiled.clear()
             self._compiled[signature] = compiled, [options[name] for name in constants]
 

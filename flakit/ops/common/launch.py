@@ -46,11 +46,11 @@ CHECKPOINT = 32
 TOGETHER = 2
 """Tokens whose rows a recurrent kernel loads at once, to wait for memory only once; divides CHECKPOINT."""
 
-ENOUGH = 512
+FULL_GPU = 512
 """Sequential programs that fill a GPU: about four a multiprocessor."""
 
-SHORTEST_SEGMENT = 16
-"""Chunks in the shortest segment; cutting sequences finer costs more than it gains."""
+SHORTEST_PART = 16
+"""Chunks in the shortest part that `stream_kernel` walks; cutting sequences finer costs more than it gains."""
 
 SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
 """Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row.

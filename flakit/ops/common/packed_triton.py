@@ -17,25 +17,26 @@ from .launch import cdiv
 
 BLOCK = 1024
 """Offsets or elements that a program handles at a time."""
-MOST_PROGRAMS = 512
+MAX_PROGRAMS = 512
 """Largest grid of `close_kernel`, whose programs loop over blocks, so that a call without unused rows launches few."""
 SIZES = 3
 """Sizes of pieces that one launch lays out, as many as a call needs."""
 
 
-@launched("N", "T", "steps", *(f"{name}_{i}" for name in ("tokens", "least", "room") for i in range(SIZES)))
+@launched("N", "T", "steps", *(f"{name}_{i}" for name in ("tokens", "least", "capacity") for i in range(SIZES)))
 def layout_kernel(
-    cu_seqlens, found, N, T, steps, tokens_0, least_0, room_0, tokens_1, least_1, room_1, tokens_2, least_2, room_2,
-    BLOCK: tl.constexpr,
+    cu_seqlens, layout, N, T, steps, tokens_0, least_0, capacity_0, tokens_1, least_1, capacity_1,
+    tokens_2, least_2, capacity_2, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Check the offsets cu_seqlens [N + 1] and cut the sequences into pieces of one size or several.
 
-    found: one int32 buffer. First [N + 2]: cu_seqlens if valid, else zeros, then 1 if they were invalid, else 0. Then
-    for each size, in tokens: the number of pieces before each sequence [N + 1], and the sequence of each piece [room].
-    All begin at multiples of 4. A sequence has at least `least` pieces; unused slots belong to the last sequence.
+    layout: one int32 buffer. First [N + 2]: cu_seqlens if valid, else zeros, then 1 if they were invalid, else 0. Then
+    for each size, in tokens: the number of pieces before each sequence [N + 1], and the sequence of each piece
+    [capacity]. All begin at multiples of 4. A sequence has at least `least` pieces; unused slots belong to the last
+    sequence.
 
-    Each size has its own programs, one for each BLOCK of its room. Every program checks the offsets and computes all
-    N + 1 counts, so that none waits for another, then bisects them, in `steps`, for each of its slots.
+    Each size has its own programs, one for each BLOCK of its capacity. Every program checks the offsets and computes
+    all N + 1 counts, so that none waits for another, then bisects them, in `steps`, for each of its slots.
     """
     o, i = tl.arange(0, BLOCK), tl.program_id(0)
     invalid = ((tl.load(cu_seqlens) != 0) | (tl.load(cu_seqlens + N) > T)).to(tl.int32)
@@ -48,20 +49,20 @@ def layout_kernel(
         for begin in range(0, N + 1, BLOCK):
             m = begin + o <= N
             x = tl.load(cu_seqlens + begin + o, mask=m, other=0)
-            tl.store(found + begin + o, tl.where(invalid != 0, 0, x).to(tl.int32), mask=m)
-        tl.store(found + N + 1, invalid)
+            tl.store(layout + begin + o, tl.where(invalid != 0, 0, x).to(tl.int32), mask=m)
+        tl.store(layout + N + 1, invalid)
 
-    programs_0 = tl.maximum(tl.cdiv(room_0, BLOCK), 1)
-    programs_1 = programs_0 + tl.maximum(tl.cdiv(room_1, BLOCK), 1)
+    programs_0 = tl.maximum(tl.cdiv(capacity_0, BLOCK), 1)
+    programs_1 = programs_0 + tl.maximum(tl.cdiv(capacity_1, BLOCK), 1)
     is_first, is_third = i < programs_0, i >= programs_1
     tokens = tl.where(is_first, tokens_0, tl.where(is_third, tokens_2, tokens_1))
     least = tl.where(is_first, least_0, tl.where(is_third, least_2, least_1))
-    room = tl.where(is_first, room_0, tl.where(is_third, room_2, room_1))
+    capacity = tl.where(is_first, capacity_0, tl.where(is_third, capacity_2, capacity_1))
     own = i - tl.where(is_first, 0, tl.where(is_third, programs_1, programs_0))
     width = tl.cdiv(N + 1, 4) * 4
-    second = tl.cdiv(N + 2, 4) * 4 + width + tl.cdiv(room_0, 4) * 4
-    third = second + width + tl.cdiv(room_1, 4) * 4
-    before = found + tl.where(is_first, tl.cdiv(N + 2, 4) * 4, tl.where(is_third, third, second))
+    second = tl.cdiv(N + 2, 4) * 4 + width + tl.cdiv(capacity_0, 4) * 4
+    third = second + width + tl.cdiv(capacity_1, 4) * 4
+    before = layout + tl.where(is_first, tl.cdiv(N + 2, 4) * 4, tl.where(is_third, third, second))
 
     total = N * 0
     for begin in range(0, N, BLOCK):
@@ -81,7 +82,7 @@ def layout_kernel(
         later = (low < high) & (tl.load(before + 1 + middle, mask=middle < N, other=0) <= slot)
         high = tl.where(later, high, tl.minimum(high, middle))
         low = tl.where(later, middle + 1, low)
-    tl.store(before + width + slot, tl.minimum(low, N - 1), mask=slot < room)
+    tl.store(before + width + slot, tl.minimum(low, N - 1), mask=slot < capacity)
 
 
 @triton.jit
@@ -129,22 +130,22 @@ def close_kernel(
 class Pieces(NamedTuple):
     """The layout of all sequences in pieces of one size."""
 
-    room: int
+    capacity: int
     """An upper bound on the number of pieces, independent of the offsets' values."""
     sequence: Tensor
-    """The sequence of each piece, int32 [room], plus up to three elements of padding."""
+    """The sequence of each piece, int32 [capacity], plus up to three elements of padding."""
     before: Tensor
     """The number of pieces before each sequence, int32 [N + 1], plus up to three elements of padding."""
 
 
 class Packing:
-    """N sequences packed into T rows. Each layout is launched once, by a forward for its backward too; `kept_shapes`
+    """N sequences packed into T rows. Each layout is launched once, by a forward for its backward too; `saved_shapes`
     needs sizes alone and launches nothing."""
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
         self.dtype = cu_seqlens.dtype
-        self.kept_rows: list[Tensor] = []
+        self.saved_rows: list[Tensor] = []
         """Tensors [1, T, ...] that a forward saves for its backward; `close` completes them too, since an operator's
         output must not be uninitialized."""
         self._requested: list[tuple[int, int]] = []
@@ -158,18 +159,18 @@ class Packing:
             self._lay_out()
         return self._offsets
 
-    def room(self, tokens: int) -> int:
+    def capacity(self, tokens: int) -> int:
         """Return an upper bound on the number of pieces of so many tokens."""
         return self.T // tokens + self.N
 
-    def ask(self, tokens: int, least: int = 0) -> None:
+    def request(self, tokens: int, least: int = 0) -> None:
         """Request `pieces`: the next launch lays them out along with others."""
         if (tokens, least) not in self._laid_out and (tokens, least) not in self._requested:
             self._requested.append((tokens, least))
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """Return the layout in pieces of so many tokens, at least `least` for each sequence."""
-        self.ask(tokens, least)
+        self.request(tokens, least)
         while (tokens, least) not in self._laid_out:
             self._lay_out()
         return self._laid_out[tokens, least]
@@ -181,29 +182,29 @@ class Packing:
         N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
         sizes, args, rooms, programs = [first], [], [], 0
         for tokens, least in keys:
-            room = self.room(tokens)
-            sizes += width, cdiv(room, 4) * 4
-            args += tokens, least, room
-            rooms.append(room)
-            programs += cdiv(room, BLOCK)
+            capacity = self.capacity(tokens)
+            sizes += width, cdiv(capacity, 4) * 4
+            args += tokens, least, capacity
+            rooms.append(capacity)
+            programs += cdiv(capacity, BLOCK)
         layout = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
         layout_kernel[(programs,)](
             self.cu_seqlens, layout, N, self.T, N.bit_length(), *args, *(1, 0, 0) * (SIZES - len(keys)), BLOCK=BLOCK
         )
         offsets, *rest = layout.split_with_sizes(sizes)
         self._offsets = offsets if self._offsets is None else self._offsets
-        for key, room, before, sequence in zip(keys, rooms, rest[::2], rest[1::2], strict=True):
-            self._laid_out[key] = Pieces(room, sequence, before)
+        for key, capacity, before, sequence in zip(keys, rooms, rest[::2], rest[1::2], strict=True):
+            self._laid_out[key] = Pieces(capacity, sequence, before)
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows past the last offset, NaN everywhere if offsets are invalid.
 
         rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous.
         """
-        rows, self.kept_rows = [*rows, *self.kept_rows], []
+        rows, self.saved_rows = [*rows, *self.saved_rows], []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
         programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
-        close_kernel[(min(programs, MOST_PROGRAMS),)](
+        close_kernel[(min(programs, MAX_PROGRAMS),)](
             self.offsets, self.N, self.T, *_filled(rows, 6, None), *_filled(widths, 6, 0), *_filled(whole, 3, None),
             *_filled(sizes, 3, 0), BLOCK=BLOCK,
         )  # fmt: skip

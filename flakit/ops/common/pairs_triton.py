@@ -13,7 +13,7 @@ from .blocks_triton import (
     split,
     sums,
 )
-from .tiles_triton import MILD_HALF, by_rows
+from .tiles_triton import MILD_HALF, scaled_rows
 
 BLOCK = tl.constexpr(16)
 BLOCK_LEVELS = tl.constexpr(4)
@@ -21,7 +21,7 @@ BLOCK_LEVELS = tl.constexpr(4)
 BLOCK_TOKEN = tl.constexpr(-6.0)
 """Largest decay of a token in a mild block: as `MILD_TOKEN`, but a difference spans a quarter of the rows."""
 
-RAISED = tl.constexpr(2.0**-28)
+UNDO_WEIGHTS = tl.constexpr(2.0**-28)
 """Undoes weights of 2^14 on both operands. float16 has this headroom above scaled values; with it, e^-19 is still a
 normal number."""
 
@@ -56,7 +56,7 @@ def level_decays(b_w, level, C: tl.constexpr):
 
 @triton.jit
 def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
-    """Return e^{`level_decays`}, [C, BK]; SCALED: times 2^14 (`RAISED`)."""
+    """Return e^{`level_decays`}, [C, BK]; SCALED: times 2^14 (`UNDO_WEIGHTS`)."""
     weight = exp(level_decays(b_w, level, C))
     if SCALED:
         weight *= 16384.0
@@ -64,14 +64,14 @@ def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def meet(level, C: tl.constexpr):
+def opposite_halves(level, C: tl.constexpr):
     """Return the mask of row pairs in opposite halves of one block of a dyadic level, [C, C]."""
     _, _, first, size = halves(level, C)
     return within(first ^ size, (first ^ size) + size, C)
 
 
 @triton.jit
-def only(mask, x):
+def masked(mask, x):
     return tl.where(mask, x, tl.zeros_like(x))
 
 
@@ -96,37 +96,37 @@ def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
 def about_blocks(b_w, C: tl.constexpr):
     """Return `about_middles` of blocks of `BLOCK` rows, and whether every block is mild."""
     read, key = about_middles(b_w, BLOCK, C)
-    spare = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
-    return read, key, tl.min(spare) > 0
+    margin = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
+    return read, key, tl.min(margin) > 0
 
 
 @triton.jit
-def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr):
+def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED: tl.constexpr, SCALED: tl.constexpr):
     """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only;
-    TURNED: its transpose."""
+    TRANSPOSED: its transpose."""
     within_blocks = tl.zeros([C, C], dtype=tl.float32)
     first_level = 0
     if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
-        read, key, fit = about_blocks(b_w, C)
-        if fit:
+        read, key, mild = about_blocks(b_w, C)
+        if mild:
             q_high, q_low = split(b_q * exp(read))
             k_high, k_low = split(b_k * exp(key))
-            if TURNED:
+            if TRANSPOSED:
                 within_blocks = add_product(within_blocks, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
             else:
                 within_blocks = add_product(within_blocks, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
-            within_blocks = only(same_block(C), within_blocks)
-        first_level = fit.to(tl.int32) * BLOCK_LEVELS
-    q, q_unit = by_rows(b_q, SCALED)
-    k, k_unit = by_rows(b_k, SCALED)
+            within_blocks = masked(same_block(C), within_blocks)
+        first_level = mild.to(tl.int32) * BLOCK_LEVELS
+    q, q_unit = scaled_rows(b_q, SCALED)
+    k, k_unit = scaled_rows(b_k, SCALED)
     b_A = tl.zeros([C, C], dtype=tl.float32)
     for level in range(first_level, LEVELS):
         _, right, _, _ = halves(level, C)
         p = tl.where(right[:, None], q, k) * level_weight(b_w, level, C, SCALED).to(q.dtype)
-        b_A += tl.where(meet(level, C), tl.dot(p, tl.trans(p), input_precision="tf32x3"), 0.0)
+        b_A += tl.where(opposite_halves(level, C), tl.dot(p, tl.trans(p), input_precision="tf32x3"), 0.0)
     if SCALED:
-        k_unit *= RAISED
-    if TURNED:
+        k_unit *= UNDO_WEIGHTS
+    if TRANSPOSED:
         b_A *= k_unit[:, None] * q_unit[None, :]
     else:
         b_A *= q_unit[:, None] * k_unit[None, :]
@@ -144,16 +144,16 @@ def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS:
             below = same_block(C) & (o_c[:, None] > o_c[None, :])
             k_high, k_low = split(b_k * exp(key))
             x = tl.zeros_like(b_x)
-            b_x += add_product(x, only(below, pairs_high), only(below, pairs_low), k_high, k_low) * exp(read)
+            b_x += add_product(x, masked(below, pairs_high), masked(below, pairs_low), k_high, k_low) * exp(read)
         first_level = mild.to(tl.int32) * BLOCK_LEVELS
     for level in range(first_level, LEVELS):
         _, right, _, _ = halves(level, C)
-        right_by_left = right[:, None] & meet(level, C)
+        right_by_left = right[:, None] & opposite_halves(level, C)
         weight = exp(level_decays(b_w, level, C))
         k_high, k_low = operand(b_k * weight, SCALED)
         x = tl.zeros_like(b_x)
         b_x += (
-            add_operands(x, only(right_by_left, pairs_high), only(right_by_left, pairs_low), k_high, k_low, SCALED)
+            add_operands(x, masked(right_by_left, pairs_high), masked(right_by_left, pairs_low), k_high, k_low, SCALED)
             * weight
         )
     return b_x
@@ -164,18 +164,18 @@ def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCAL
     """Return what pairs inside the chunk add to dq, dk and dw, [C, BK] each. pairs: dA + dA^T without the diagonal."""
     o_c = tl.arange(0, C)
     b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
-    q, q_unit = by_rows(b_q, SCALED)
-    k, k_unit = by_rows(b_k, SCALED)
+    q, q_unit = scaled_rows(b_q, SCALED)
+    k, k_unit = scaled_rows(b_k, SCALED)
     pairs *= tl.where(o_c[:, None] > o_c[None, :], k_unit[None, :], q_unit[None, :])
-    pairs, unit = by_rows(pairs, SCALED)
+    pairs, unit = scaled_rows(pairs, SCALED)
     if SCALED:
-        unit *= RAISED
+        unit *= UNDO_WEIGHTS
     for level in range(LEVELS):
         # Rows of right halves pair with rows of left halves and vice versa: one product serves dq and dk.
         o_c, right, first, size = halves(level, C)
         p = tl.where(right[:, None], q, k)
         weight = level_weight(b_w, level, C, SCALED)
-        b_g = tl.dot(only(meet(level, C), pairs), p * weight.to(q.dtype), input_precision="tf32x3")
+        b_g = tl.dot(masked(opposite_halves(level, C), pairs), p * weight.to(q.dtype), input_precision="tf32x3")
         b_g *= weight * unit[:, None]
         b_dq += tl.where(right[:, None], b_g, 0.0)
         b_dk += tl.where(right[:, None], 0.0, b_g)

@@ -110,7 +110,7 @@ def local_pieces(slices: Sequence[tuple[int, bool, bool]]) -> list[Piece]:
 # --- the linear map of a slice ---------------------------------------------------------------------------------------
 
 
-class Passing(NamedTuple):
+class LinearMap(NamedTuple):
     """How to compute and apply an operator's M."""
 
     shape: Callable  # (tensors) -> the shape of M, [B, H, ...]
@@ -118,8 +118,8 @@ class Passing(NamedTuple):
     apply: Callable  # (M, parts of a state, whether transposed) -> the parts of M S
 
 
-def decays(at: int, *axes: int) -> Passing:
-    """Return the `Passing` of a decay [B, T, H, rows]. at: that tensor's index; axes: its axis in each state part."""
+def decay_map(at: int, *axes: int) -> LinearMap:
+    """Return the `LinearMap` of a decay [B, T, H, rows]. at: that tensor's index; axes: its axis in each state part."""
 
     def shape(tensors):
         B, _, H, rows = tensors[at].shape
@@ -132,16 +132,16 @@ def decays(at: int, *axes: int) -> Passing:
     def apply(M, parts, transposed):
         return [x * M.unsqueeze(-1 if axis == -2 else -2) for x, axis in zip(parts, axes, strict=True)]
 
-    return Passing(shape, compute, apply)
+    return LinearMap(shape, compute, apply)
 
 
 def _next(
-    passing: Passing, piece: Piece, M: Tensor, S: list[Tensor], N: list[Tensor], transposed: bool
+    linear_map: LinearMap, piece: Piece, M: Tensor, S: list[Tensor], N: list[Tensor], transposed: bool
 ) -> list[Tensor]:
     """Return the state after a piece (transposed: the gradient before it), given the state S at its other end."""
     if piece.sequences == 0:
         return S
-    return _sums(passing.apply(M, S, transposed), N) if piece.passes else N
+    return _sums(linear_map.apply(M, S, transposed), N) if piece.passes else N
 
 
 # --- communication ---------------------------------------------------------------------------------------------------
@@ -338,9 +338,9 @@ class Call(NamedTuple):
     def piece(self) -> Piece:
         return self.pieces[self.rank]
 
-    def meets(self, tensors: Sequence[Tensor]) -> bool:
+    def accepts_functions(self, tensors: Sequence[Tensor]) -> bool:
         _, form, backend, _ = self.settings
-        return self.piece.offsets is None and self.operator.meets(form, backend, tensors)
+        return self.piece.offsets is None and self.operator.accepts_functions(form, backend, tensors)
 
 
 def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings):
@@ -413,7 +413,9 @@ def _with(states, rows: slice, values: list[Tensor], shapes) -> list[Tensor]:
     return copies
 
 
-def _entering(call: Call, M: Tensor, N: list[Tensor], states, shapes) -> Callable[[], tuple[Tensor, list[Tensor]]]:
+def _exchange_states(
+    call: Call, M: Tensor, N: list[Tensor], states, shapes
+) -> Callable[[], tuple[Tensor, list[Tensor]]]:
     """Send M and N of the sequence that leaves; return a function that waits for all ranks and returns every M, and the
     initial states here, including the entering one."""
     receive = _gathering(call.group, M, *N)
@@ -422,13 +424,13 @@ def _entering(call: Call, M: Tensor, N: list[Tensor], states, shapes) -> Callabl
         Ms, *Ns = receive()
         S = [torch.zeros_like(x[0]) for x in Ns]
         for r in range(call.rank):
-            S = _next(call.operator.passing, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
+            S = _next(call.operator.linear_map, call.pieces[r], Ms[r], S, [x[r] for x in Ns], transposed=False)
         return Ms, _with(states, call.piece.entering, [x.to(M.dtype) for x in S], shapes)
 
     return wait
 
 
-def _arriving(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> Callable[[], list[Tensor]]:
+def _exchange_grads(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> Callable[[], list[Tensor]]:
     """Send dN of the sequence that entered; return a function that waits for all ranks and returns the final states'
     gradients here, including that of the state that leaves."""
     receive = _gathering(call.group, *dN)
@@ -437,7 +439,7 @@ def _arriving(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> Call
         dNs = receive()
         D = [torch.zeros_like(x[0]) for x in dNs]
         for r in reversed(range(call.rank + 1, len(call.pieces))):
-            D = _next(call.operator.passing, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
+            D = _next(call.operator.linear_map, call.pieces[r], Ms[r], D, [x[r] for x in dNs], transposed=True)
         return _with(dstates, call.piece.leaving, [x.to(y.dtype) for x, y in zip(D, dN, strict=True)], shapes)
 
     return wait
@@ -446,12 +448,13 @@ def _arriving(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -> Call
 class _Ranks(torch.autograd.Function):
     """An operator whose initial states come from earlier ranks.
 
-    Kernels that compute M and N of a whole slice themselves receive the states as functions of both (`Kernels.meets`).
+    Kernels that compute M and N of a whole slice themselves receive the states as functions of both
+    (`ahead_triton.Kernels`).
     """
 
     @staticmethod
     def forward(ctx, call, offsets, *inputs):
-        operator, piece, passing = call.operator, call.piece, call.operator.passing
+        operator, piece, linear_map = call.operator, call.piece, call.operator.linear_map
         n, settings = len(operator.tensors), (*call.settings, call.output_final_state, call.keep)
         tensors, states = inputs[:n], inputs[n:]
         first, wide = tensors[0], torch.promote_types(tensors[0].dtype, torch.float32)
@@ -459,8 +462,8 @@ class _Ranks(torch.autograd.Function):
 
         def send(M, N):
             if states[0] is not None and not piece.enters:
-                N = _sums(passing.apply(M, states, False), N)
-            entering = _entering(call, M, N, states, shapes)
+                N = _sums(linear_map.apply(M, states, False), N)
+            entering = _exchange_states(call, M, N, states, shapes)
 
             def wait():
                 nonlocal Ms, states
@@ -471,16 +474,16 @@ class _Ranks(torch.autograd.Function):
 
         with torch.autocast(first.device.type, enabled=False):
             Ms, initial = None, (send, *[None] * (len(states) - 1))
-            if not call.meets(tensors):
-                M = first.new_zeros(passing.shape(tensors), dtype=wide)
+            if not call.accepts_functions(tensors):
+                M = first.new_zeros(linear_map.shape(tensors), dtype=wide)
                 N = [first.new_zeros(M.shape[0], *shape[1:], dtype=wide) for shape in shapes]
                 if piece.leaves:
                     zeros = _with(states, piece.entering, N, shapes)
                     _, *results = operator.run_forward(*tensors, *zeros, offsets, None, *call.settings, True, False)
                     N = [x[piece.leaving] for x in results[: len(states)]]
                 if piece.passes:
-                    M = passing.compute(operator, tensors, call.settings)
-                Ms, states = _entering(call, M, N, states, shapes)()
+                    M = linear_map.compute(operator, tensors, call.settings)
+                Ms, states = _exchange_states(call, M, N, states, shapes)()
                 initial = states
             o, *rest = operator.run_forward(*tensors, *initial, offsets, None, *settings)
         final, saved = rest[: len(states)], rest[len(states) :]
@@ -498,7 +501,7 @@ class _Ranks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, *dfinal):
         call, shapes, (*saved, Ms) = ctx.call, ctx.shapes, ctx.saved_tensors
-        operator, piece, passing = call.operator, call.piece, call.operator.passing
+        operator, piece, linear_map = call.operator, call.piece, call.operator.linear_map
         n, first = len(operator.tensors), saved[0]
         wide = torch.promote_types(first.dtype, torch.float32)
         do = first.new_zeros(operator.shapes(*saved[:n], 1)[0]) if do is None else do
@@ -508,18 +511,18 @@ class _Ranks(torch.autograd.Function):
             grads = dfinal
             if not piece.leaves and any(x is not None for x in dfinal):
                 grads = _with(dfinal, piece.leaving, dN, shapes)
-                dN = _sums(passing.apply(Ms[call.rank], grads, True), dN)
-            return _arriving(call, Ms, dN, grads, shapes)
+                dN = _sums(linear_map.apply(Ms[call.rank], grads, True), dN)
+            return _exchange_grads(call, Ms, dN, grads, shapes)
 
         with torch.autocast(first.device.type, enabled=False):
             dstates = send, *[None] * (len(shapes) - 1)
-            if not call.meets(saved[:n]):
+            if not call.accepts_functions(saved[:n]):
                 dN = [first.new_zeros(Ms.shape[1], *shape[1:], dtype=wide) for shape in shapes]
                 if piece.enters:
                     zeros = _with(dfinal, piece.leaving, dN, shapes)
                     grads = operator.run_backward(*saved, do, *zeros, *call.settings)
                     dN = [x[piece.entering] for x in grads[n:]]
-                dstates = _arriving(call, Ms, dN, dfinal, shapes)()
+                dstates = _exchange_grads(call, Ms, dN, dfinal, shapes)()
             grads = operator.run_backward(*saved, do, *dstates, *call.settings)
         dstates = [x if has_initial else None for x, has_initial in zip(grads[n:], ctx.initial, strict=True)]
         for x in dstates:

@@ -22,20 +22,6 @@ ROWS = 64
 
 
 @triton.jit
-def span(i_n, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """Return the first row and the end of sequence i_n, and the index of its first checkpoint."""
-    if PACKED:
-        start = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        first = tl.load(offsets + i_n).to(tl.int64)
-    else:
-        start = i_n.to(tl.int64) * T
-        end = start + T
-        first = i_n.to(tl.int64) * tl.cdiv(T, C)
-    return start, end, first
-
-
-@triton.jit
 def load_turn(
     keys, values, start, t, length, i_h, o_k, m_k, o_v, m_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     U: tl.constexpr,
@@ -58,17 +44,17 @@ def load_turn(
 @triton.jit
 def arrived_turn(turn):
     """Wait for the result of `load_turn` and return it in float32."""
-    found = ()
+    loaded = ()
     for n in tl.static_range(len(turn)):
         rows = ()
         for x in tl.static_range(len(turn[n])):
             rows += (arrived(turn[n][x]).to(tl.float32),)
-        found += (rows,)
-    return found
+        loaded += (rows,)
+    return loaded
 
 
 @triton.jit
-def taken(x):
+def as_vector(x):
     """Return a row, [1, D] of a key or [D, 1] of a value, as [D], for products with a state.
 
     A thread holds some elements of a row and needs all that multiply its part of the state. Triton would exchange the
@@ -102,7 +88,7 @@ def split_decay(b_w):
 
 
 @triton.jit
-def through(p, x, m):
+def relayout(p, x, m):
     """Store x at p where m holds and load it back, which gives it the layout of the states stored there.
 
     Triton picks each tensor's layout by its first use, and duplicates computations that combine two layouts.
@@ -114,7 +100,7 @@ def through(p, x, m):
     return x
 
 
-def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
+def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]."""
     launch = TABLE[kernel, width(x.element_size())]
     BK, BV = block(x.shape[-1], launch.BK), block(V, launch.BV)
@@ -127,7 +113,7 @@ def cut(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
 def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple[int, int, int, int]:
     """Return the shape of the states stored every CHECKPOINT tokens; it does not depend on the offsets' values."""
     B, T, H, K = x.shape
-    count = B * -(-T // CHECKPOINT) if packing is None else packing.room(CHECKPOINT)
+    count = B * -(-T // CHECKPOINT) if packing is None else packing.capacity(CHECKPOINT)
     return count, H, K, V
 
 
@@ -138,18 +124,18 @@ def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tenso
     return allocate(checkpoints_shape(x, V, packing), dtype=torch.float32)
 
 
-def together(T: int, queries: int = 1) -> int:
+def tokens_per_turn(T: int, queries: int = 1) -> int:
     """Return the tokens a turn: 1 for a decode step; fewer with several queries a token, whose rows load together."""
     return 1 if T == 1 else max(1, TOGETHER // queries)
 
 
-def summed(shares: torch.Tensor) -> torch.Tensor:
+def sum_blocks(shares: torch.Tensor) -> torch.Tensor:
     """Sum partial results of the blocks along V, [blocks, ...], over the first axis."""
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:
-    """Return the number of sequences and, for `span`, packed offsets and checkpoints before each sequence, or None."""
+    """Return the number of sequences and, for `locate_sequence`, cu_seqlens and checkpoints_before, or both None."""
     if packing is None:
         return x.shape[0], (None, None)
     before = packing.pieces(CHECKPOINT).before

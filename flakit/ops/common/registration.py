@@ -23,17 +23,17 @@ class Registered:
     sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. Implementations take them
     in this order, sequences first. decay: the one that is the log decay.
     states: the parts of the state; a single part is passed as a tensor, several as a tuple.
-    kept: the number of tensors that the kernels' forward saves for their backward.
+    saved: the number of tensors that the kernels' forward saves for their backward.
     fused: whether the package has `fused_chunk_triton` for the heads that `fits_fused`.
     shapes: function of the sequences, weights and the number of sequences N that returns (o's shape, the state parts').
-    passing: the linear map of a slice on the state, for sequences over several processes.
+    linear_map: the linear map of a slice on the state, for sequences over several processes.
 
     Functions of the Triton modules, which receive contiguous tensors only:
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
             -> o, the final state or None, the saved tensors or None, followed by the `Packing` of packed sequences
-        backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, kept, do, dfinal_state)
+        backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, saved, do, dfinal_state)
             -> gradients of the tensors, of the initial state; the `Packing` may replace cu_seqlens
-        kept_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each saved tensor
+        saved_shapes(*tensors, cu_seqlens, chunk_size)  -> a shape for each saved tensor
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class Registered:
         weights: Sequence[str] = (),
         decay: str,
         states: Sequence[str] = ("initial_state",),
-        kept: int = 1,
+        saved: int = 1,
         fused: bool = False,
         shapes: Callable,
-        passing: ranks.Passing,
+        linear_map: ranks.LinearMap,
     ):
-        self.name, self.package, self.shapes, self.passing = name, package, shapes, passing
-        self.sequences, self.tensors, self.states, self.kept = len(sequences), (*sequences, *weights), states, kept
+        self.name, self.package, self.shapes, self.linear_map = name, package, shapes, linear_map
+        self.sequences, self.tensors, self.states, self.n_saved = len(sequences), (*sequences, *weights), states, saved
         self.decay, self.fused = (decay, self.tensors.index(decay)), fused
 
         inputs = [f"Tensor {x}" for x in self.tensors] + [f"Tensor? {x}" for x in (*states, "cu_seqlens")]
         settings = ["float scale", "str form", "str backend", "int chunk_size"]
-        saved = [f"Tensor kept_{i}" for i in range(kept)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
+        arriving = [f"Tensor saved_{i}" for i in range(saved)] + ["Tensor do"] + [f"Tensor? d{x}" for x in states]
         self.forward = self._operator(
             name,
             self.run_forward,
             [*inputs, "Tensor? cu_seqlens_cpu", *settings, "bool output_final_state", "bool keep"],
-            1 + len(states) + kept,
+            1 + len(states) + saved,
         )
         self.backward = self._operator(
-            f"{name}_backward", self.run_backward, [*inputs, *saved, *settings], len(self.tensors) + len(states)
+            f"{name}_backward", self.run_backward, [*inputs, *arriving, *settings], len(self.tensors) + len(states)
         )
         self.forward.register_fake(self._fake_forward)
         self.backward.register_fake(self._fake_backward)
@@ -125,11 +125,11 @@ class Registered:
     def run_forward(self, *args):
         """Return o, the final state's parts (empty unless requested), the saved tensors (empty unless `keep`)."""
         tensors, state, cu_seqlens, rest = self._split(args)
-        o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
+        o, final, saved = self._compute(tensors, state, cu_seqlens, *rest)
         final = final or [o.new_empty(0) for _ in self.states]
-        kept = kept or [o.new_empty(0) for _ in range(self.kept)]
+        saved = saved or [o.new_empty(0) for _ in range(self.n_saved)]
         wide = torch.promote_types(o.dtype, torch.float32)
-        return o, *final, *(check.in_dtype(x, wide).contiguous() for x in kept[: self.kept])
+        return o, *final, *(check.in_dtype(x, wide).contiguous() for x in saved[: self.n_saved])
 
     def _compute(
         self,
@@ -150,10 +150,10 @@ class Registered:
         if cu_seqlens is not None:
             check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
         self.check_values(tensors, () if state is None else self._parts(state), cu_seqlens)
-        kept = None
+        saved = None
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
-            o, final, kept = self._kernels(form, tensors).forward(
+            o, final, saved = self._kernels(form, tensors).forward(
                 *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
             )
         else:
@@ -161,10 +161,10 @@ class Registered:
             o, final = plain.forward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
         o = _own(o, first.dtype)
         if not output_final_state:
-            return o, None, kept if keep else None
+            return o, None, saved if keep else None
         wide = torch.promote_types(first.dtype, torch.float32)
         final = [_own(x, wide) for x in self._parts(final)]
-        return o, final, kept if keep else None
+        return o, final, saved if keep else None
 
     def _kernels(self, form: str, tensors):
         """Return the Triton code for these tensors."""
@@ -172,9 +172,9 @@ class Registered:
             form = "fused_chunk"
         return kernels(self.package, form)
 
-    def meets(self, form: str, backend: str, tensors) -> bool:
-        """Return whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels.meets`)."""
-        return backend == "triton" and self._kernels(form, tensors).meets(*tensors)
+    def accepts_functions(self, form: str, backend: str, tensors) -> bool:
+        """Return whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels`)."""
+        return backend == "triton" and self._kernels(form, tensors).accepts_functions
 
     def check_values(self, tensors, states, cu_seqlens):
         """Check the decays and, under `checked()`, that all is finite. states: parts of the initial state."""
@@ -199,12 +199,12 @@ class Registered:
     def _gradients(self, *args):
         """Return the gradients of `run_backward`, without the state's parts if there is no state."""
         tensors, state, cu_seqlens, rest = self._split(args)
-        kept, do, rest = rest[: self.kept], rest[self.kept], rest[self.kept + 1 :]
+        saved, do, rest = rest[: self.n_saved], rest[self.n_saved], rest[self.n_saved + 1 :]
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
             tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
             *grads, dstate = self._kernels(form, tensors).backward(
-                *tensors, scale, state, cu_seqlens, chunk_size, kept, do.contiguous(), _contiguous(dfinal)
+                *tensors, scale, state, cu_seqlens, chunk_size, saved, do.contiguous(), _contiguous(dfinal)
             )
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
@@ -222,12 +222,12 @@ class Registered:
         tensors, _, cu_seqlens, rest = self._split(args)
         _, _, form, backend, chunk_size, output_final_state, keep = rest
         first, (o, states) = tensors[0], self._shapes(tensors, cu_seqlens)
-        kept = ((0,),) * self.kept
+        saved = ((0,),) * self.n_saved
         if backend == "triton" and keep:
-            kept = self._kernels(form, tensors).kept_shapes(*tensors, cu_seqlens, chunk_size)
+            saved = self._kernels(form, tensors).saved_shapes(*tensors, cu_seqlens, chunk_size)
         states = states if output_final_state else ((0,),) * len(self.states)
         wide = torch.promote_types(first.dtype, torch.float32)
-        return first.new_empty(o), *(first.new_empty(shape, dtype=wide) for shape in (*states, *kept))
+        return first.new_empty(o), *(first.new_empty(shape, dtype=wide) for shape in (*states, *saved))
 
     def _fake_backward(self, *args):
         tensors, state, cu_seqlens, _ = self._split(args)
@@ -246,16 +246,16 @@ class Registered:
     def _run_directly(self, ctx, *args):
         """Return o and the final state's parts, if requested; save what `_save` saves for the backward."""
         tensors, state, cu_seqlens, rest = self._split(args)
-        o, final, kept = self._compute(tensors, state, cu_seqlens, *rest)
-        kept, ctx.packing = (kept[: self.kept], kept[self.kept :]) if kept else ((None,) * self.kept, ())
-        ctx.save_for_backward(*tensors, *args[len(tensors) : -len(rest)], *kept)
+        o, final, saved = self._compute(tensors, state, cu_seqlens, *rest)
+        saved, ctx.packing = (saved[: self.n_saved], saved[self.n_saved :]) if saved else ((None,) * self.n_saved, ())
+        ctx.save_for_backward(*tensors, *args[len(tensors) : -len(rest)], *saved)
         ctx.set_materialize_grads(False)
         _, *ctx.settings, ctx.wants_final, _ = rest
         return (o, *final) if final else (o,)
 
     def _differentiate(self, ctx, do, *rest, run=None, packing=()):
-        saved = ctx.saved_tensors  # activation checkpointing allows one access
-        tensors, state, cu_seqlens, kept = self._split(saved)
+        args = ctx.saved_tensors  # activation checkpointing allows one access
+        tensors, state, cu_seqlens, saved = self._split(args)
         if do is None:
             do = tensors[0].new_zeros(self._shapes(tensors, cu_seqlens)[0])
         dfinal = rest[: len(self.states)] if ctx.wants_final else [None]
@@ -267,8 +267,8 @@ class Registered:
             dfinal = [do.new_zeros(shape, dtype=wide) if x is None else x for x, shape in pairs]
         n = len(self.tensors)
         if packing:  # reuse the forward's layout of packed sequences
-            saved = *saved[: n + len(self.states)], *packing, *kept
-        grads = (run or self.backward)(*saved, do, *dfinal, *ctx.settings)
+            args = *args[: n + len(self.states)], *packing, *saved
+        grads = (run or self.backward)(*args, do, *dfinal, *ctx.settings)
         dstates = [None] * len(self.states) if state is None else grads[n:]
         return *grads[:n], *dstates, *[None] * 8
 

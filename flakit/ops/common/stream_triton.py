@@ -2,15 +2,15 @@
 S <- e^{total} S + written.
 
 `stream_kernel` walks from chunk to chunk and stores the state entering each. Where heads and sequences are too few to
-fill a GPU, sequences are cut into segments: the stream first computes what each segment writes, `scan_kernel` turns
-that, in place, into the state entering each segment, and the stream starts from there.
+fill a GPU, sequences are cut into parts: the stream first computes what each part writes, `scan_kernel` turns that, in
+place, into the state entering each part, and the stream starts from there.
 """
 
 import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    add_split_by_given,
+    add_split_by_input,
     decay_after,
     decay_before,
     exp,
@@ -20,13 +20,15 @@ from .blocks_triton import (
     sums,
     to_operand,
 )
-from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointers, store_state, whole_decay
+from .positions_triton import locate_part, pieces_of
+from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointers, store_state, total_decay
 
 
 @triton.jit
-def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
-            K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-            REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
+             K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+             REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
     """Advance the state b_S [BK, BV] by C rows with decays b_w; REVERSE: its gradient. See `stream_kernel`."""
     o_c = tl.arange(0, C)
     if REVERSE:
@@ -48,7 +50,7 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
         b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
         if SCALED:
             x_high, x_low = split(b_x)
-            b_S = add_split_by_given(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+            b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
         else:
             b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
     return b_S
@@ -57,17 +59,17 @@ def _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.co
 @triton.jit
 def _walk(
     x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
-    chunks, i_s, i_h, i_k, i_v,
+    chunks, i_p, i_h, i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry a tile of a state through a segment. remainders, decay, mild: or None. See `stream_kernel`."""
+    """Carry a tile of a state through a part. remainders, decay, mild: or None. See `stream_kernel`."""
     NK: tl.constexpr = (K + BK - 1) // BK
-    i_sh = i_s * H + i_h
+    i_ph = i_p * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
-        p_S, m_S = state_pointers(initial, i_sh, i_k, i_v, K, V, BK, BV)
+        p_S, m_S = state_pointers(initial, i_ph, i_k, i_v, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     b_all = tl.zeros([BK], dtype=tl.float32)
     for j in range(0, chunks):
@@ -94,90 +96,64 @@ def _walk(
             if mild is not None:
                 tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
         else:
-            total = whole_decay(b_w, C, SCALED)
+            total = total_decay(b_w, C, SCALED)
             if TOTALS:
                 b_all += total
             else:
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
-        b_S = _passed(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
-                      INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+        b_S = _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
+                       INCLUSIVE, SCALED, PRECISION)  # fmt: skip
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
-            tl.store(decay + i_sh.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
-        p_S, m_S = state_pointers(states, i_sh, i_k, i_v, K, V, BK, BV)
+            tl.store(decay + i_ph.to(tl.int64) * K + o_k, tl.exp(b_all), mask=(o_k < K) & (i_v == 0))
+        p_S, m_S = state_pointers(states, i_ph, i_k, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
     if WANTS_LAST:
-        p_S, m_S = state_pointers(last, i_sh, i_k, i_v, K, V, BK, BV)
+        p_S, m_S = state_pointers(last, i_ph, i_k, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
-
-
-@triton.jit
-def locate_segment(i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C: tl.constexpr,
-                   SEGMENTED: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
-    """Return the first row of segment i_s of L chunks, the end of its sequence, its first chunk, its chunk count."""
-    if PACKED:
-        if SEGMENTED:
-            i_n = tl.load(sequence_of_segment + i_s)
-            skipped = (i_s - tl.load(segment_offsets + i_n)) * L
-        else:
-            i_n = i_s
-            skipped = i_s * 0
-        begin = tl.load(cu_seqlens + i_n).to(tl.int64) + skipped * C
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-        first_chunk = tl.load(offsets + i_n) + skipped
-    else:
-        NT = tl.cdiv(T, C)
-        NS = tl.cdiv(NT, L)
-        i_n = i_s // NS
-        skipped = (i_s % NS) * L
-        begin = i_n.to(tl.int64) * T + skipped * C
-        end = (i_n + 1).to(tl.int64) * T
-        first_chunk = i_n * NT + skipped
-    chunks = tl.minimum(tl.maximum(end - begin + C - 1, 0) // C, L).to(tl.int32)
-    return begin, end, first_chunk, chunks
 
 
 @kernel
 def stream_kernel(
     x, y, states, scales, mild_scales, initial, last,
     other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
-    remainders, w, decay, mild, scale, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L,
+    remainders, w, decay, mild, scale, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
-    TOTALS: tl.constexpr, SEGMENTED: tl.constexpr, SCALED: tl.constexpr,
+    TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr,
     HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a segment of L; REVERSE: (scale r e^{before})^T do.
+    """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
 
-    Store the state before each chunk and whether the chunk is mild; TOTALS: instead store the state that a segment
+    Store the state before each chunk and whether the chunk is mild; TOTALS: instead store the state that a part
     makes of zeros, and e^{its total}. INCLUSIVE: a read decays by its own token's w too.
     G: heads of x and y that write into one state. SCALED: split products, 16-bit states. OTHER_V: columns of a second
     state with the same decay, 0 for none. A program holds a tile [BK, BV] of one state in registers.
 
     x [B, T, G H, K], y [B, T, G H, V], w [B, T, H, K]
-    states, remainders [chunks, H, K, V]; with TOTALS, states [segments, H, K, V]
-    scales, mild_scales [chunks, H, NV, K], decay [segments, H, K], mild [chunks, H, NK]
-    initial, last [N, H, K, V]; with SEGMENTED, initial [segments, H, K, V]
+    states, remainders [chunks, H, K, V]; with TOTALS, states [parts, H, K, V]
+    scales, mild_scales [chunks, H, NV, K], decay [parts, H, K], mild [chunks, H, NK]
+    initial, last [N, H, K, V]; with IN_PARTS, initial [parts, H, K, V]
     other_*: as x to last, with OTHER_V columns
-    sequence_of_segment [segments], segment_offsets, cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     remainders (`store_state`): of the first state alone, or None
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     OTHER_NV: tl.constexpr = (OTHER_V + OTHER_BV - 1) // OTHER_BV
-    i, i_s = program(NK * (NV + OTHER_NV) * H)
+    i, i_p = program(NK * (NV + OTHER_NV) * H)
     i_h, i_k, i_v = i % H, (i // H) % NK, i // (H * NK)
-    begin, end, first_chunk, chunks = locate_segment(
-        i_s, sequence_of_segment, segment_offsets, cu_seqlens, offsets, T, L, C, SEGMENTED, PACKED
+    begin, end, first_chunk, chunks = locate_part(
+        i_p, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L, C, IN_PARTS, PACKED
     )
     if i_v < NV:
         _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
-              first_chunk, chunks, i_s, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
+              first_chunk, chunks, i_p, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
               HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
     elif OTHER_V > 0:
         _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
-              other_last, scale, begin, end, first_chunk, chunks, i_s, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
+              other_last, scale, begin, end, first_chunk, chunks, i_p, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
               OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
@@ -193,7 +169,7 @@ def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexp
 
 @kernel
 def scan_kernel(
-    written, decay, first, last, offsets, parts,
+    written, decay, first, last, parts_before, parts,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -202,16 +178,12 @@ def scan_kernel(
     A program holds BE elements of S in registers.
 
     written [all parts, H, K, V], decay [all parts, H, K], first, last [N, H, K, V]
-    offsets [N + 1]: parts before each packed sequence; parts: the number in each sequence otherwise
+    parts_before [N + 1], or None; parts: the number in each sequence unless packed
     """
     NE: tl.constexpr = (K * V + BE - 1) // BE
     i_e, i_nh = program(NE)
     i_n, i_h = i_nh // H, i_nh % H
-    if PACKED:
-        first_part = tl.load(offsets + i_n)
-        parts = tl.load(offsets + i_n + 1) - first_part
-    else:
-        first_part = i_n * parts
+    first_part, parts = pieces_of(i_n, parts_before, parts, PACKED)
     o_e = i_e * BE + tl.arange(0, BE)
     m_e = o_e < K * V
     b_S = tl.zeros([BE], dtype=tl.float32)

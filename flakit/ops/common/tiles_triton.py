@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    expect,
+    prefetch,
     sums,
     sums_of_columns,
 )
@@ -18,21 +18,6 @@ MILD_HALF = tl.constexpr(-55.0)
 """A chunk is mild if no channel decays by this much over either half: no factor about the middle reaches e^55."""
 MILD_TOKEN = tl.constexpr(-4.0)
 """… and no token decays by more than this: the mild path's decay gradient loses a factor e^{-w} of precision."""
-
-
-@triton.jit
-def locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """Return the first row of chunk i_c and the end of its sequence. Unused chunks of a packed batch start past it."""
-    if PACKED:
-        i_n = tl.load(sequence_of_chunk + i_c)
-        start = tl.load(cu_seqlens + i_n).to(tl.int64) + (i_c - tl.load(offsets + i_n)) * C
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-    else:
-        NT = tl.cdiv(T, C)
-        first = (i_c // NT).to(tl.int64) * T
-        start = first + (i_c % NT) * C
-        end = first + T
-    return start, end
 
 
 @triton.jit
@@ -54,17 +39,17 @@ def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: 
 
 
 @triton.jit
-def expect_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Prefetch (`expect`) what `load_tile` will load."""
+def prefetch_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Prefetch (`prefetch`) what `load_tile` will load."""
     o_c = tl.arange(0, C)
-    expect(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
+    prefetch(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
 
 
 @triton.jit
-def expect_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Prefetch (`expect`) what `kept_state` will load."""
+def prefetch_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Prefetch (`prefetch`) what `load_state` will load."""
     o_k = i_k * BK + tl.arange(0, BK)
-    expect(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
+    prefetch(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
 
 
 @triton.jit
@@ -96,8 +81,8 @@ def scaled(x):
     x = x.to(tl.float32)
     exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
-    over = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
-    return (x * over[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
+    reciprocal = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    return (x * reciprocal[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -124,7 +109,7 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
 
 
 @triton.jit
-def kept_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+def load_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Load a tile that `store_state` stored, [BK, BV], and its row scales, [BK]; zeros unless `there`."""
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
@@ -151,7 +136,7 @@ def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl
 
 
 @triton.jit
-def by_rows(x, SCALED: tl.constexpr):
+def scaled_rows(x, SCALED: tl.constexpr):
     """Return x [N, D] as the operand of a single float16 product and its row scales [N] (`scaled`); or x and ones."""
     unit = tl.full([x.shape[0]], 1.0, tl.float32)
     if SCALED:
@@ -183,7 +168,7 @@ this way either: a setting of RWKV6 with them ended in a misaligned address on a
 
 
 @triton.jit
-def whole_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
+def total_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
     """Return the log decay of a whole chunk, [BK]. SCALED: the inputs are 16-bit."""
     if SCALED and C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
@@ -204,20 +189,20 @@ def halves_and_mild(b_w, C: tl.constexpr):
         second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
     else:
         first, second = half_decays(b_w, C)
-        spare = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
-        mild = tl.min(spare, 0) > 0
+        margin = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
+        mild = tl.min(margin, 0) > 0
     return first, second, mild.to(tl.int32)
 
 
 @triton.jit
-def takes(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
+def handles(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
     """Return whether this launch handles chunk-and-head i: the mild launch takes those mild in every block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
 
 
 @triton.jit
-def none_to_do(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
+def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
     """Return whether AT_ONCE chunks-and-heads from `first` on are all mild, which leaves the dyadic launch no work.
 
     One load serves all of them: a launch without work spends its time waiting for these loads.

@@ -74,7 +74,7 @@ class Once:
     of a few microseconds. args: tensors and None; calls with anything else are always checked.
     """
 
-    MOST = 4096
+    MAX_SIGNATURES = 4096
     """Signatures in the cache before it is cleared: lengths may differ from call to call."""
 
     def __init__(self, check: Callable[..., list]):
@@ -86,7 +86,7 @@ class Once:
             return list(args)
         results = self.check(*args)
         if signature is not None and all(x is y for x, y in zip(args, results, strict=True)):
-            if len(self.passed) >= self.MOST:
+            if len(self.passed) >= self.MAX_SIGNATURES:
                 self.passed.clear()
             self.passed.add(signature)
         return results
@@ -150,8 +150,8 @@ def check_number(name: str, x: object) -> float:
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
     if not -LARGEST <= x <= LARGEST:  # NaN too; math.isfinite cannot be traced by torch.compile
-        came = x if isinstance(x, float) else f"a whole number of {x.bit_length()} bits"
-        raise ValueError(f"{name}: expected a finite number, got {came}")
+        got = x if isinstance(x, float) else f"a whole number of {x.bit_length()} bits"
+        raise ValueError(f"{name}: expected a finite number, got {got}")
     return float(x)
 
 

@@ -210,8 +210,8 @@ def _pair(initial_state) -> tuple[Tensor | None, Tensor | None]:
     if initial_state is None:
         return None, None
     if not isinstance(initial_state, (tuple, list)) or len(initial_state) != 2:
-        came = f"{len(initial_state)} of them" if isinstance(initial_state, (tuple, list)) else None
-        raise TypeError(f"initial_state: expected a pair (hk, hv), got {came or type(initial_state).__name__}")
+        got = f"{len(initial_state)} of them" if isinstance(initial_state, (tuple, list)) else None
+        raise TypeError(f"initial_state: expected a pair (hk, hv), got {got or type(initial_state).__name__}")
     if (initial_state[0] is None) != (initial_state[1] is None):
         raise TypeError("initial_state: expected both hk and hv or neither, got one of them")
     hk, hv = initial_state
@@ -229,7 +229,7 @@ _registered = Registered(
     sequences="qkvsg",
     decay="g",
     states=("initial_hk", "initial_hv"),
-    kept=3,
+    saved=3,
     shapes=_shapes,
-    passing=ranks.decays(4, -1, -2),
+    linear_map=ranks.decay_map(4, -1, -2),
 )

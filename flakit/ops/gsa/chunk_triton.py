@@ -33,7 +33,7 @@ from the same split operands, with all four products of their parts, and are sum
 float32: the same products are added and subtracted, and only float32 accumulation can differ. The forward (scores) and
 softmax_grads (dp) compute the results of the reads, and pass them on in float32.
 
-Where tiles are reloaded instead of kept in registers, a `tl.debug_barrier` precedes: otherwise Triton merges two equal
+Where tiles are reloaded instead of saved in registers, a `tl.debug_barrier` precedes: otherwise Triton merges two equal
 loads, and hoists those in a loop.
 """
 
@@ -43,7 +43,7 @@ from functools import lru_cache
 import torch
 
 from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
-from ..common.plan_triton import ChunkPlan, block_of, flags_of, kept_states_shape
+from ..common.plan_triton import ChunkPlan, block_of
 from .dyadic_triton import (
     memory_grads_kernel,
     output_kernel,
@@ -65,34 +65,34 @@ class _Plan(ChunkPlan):
     def __init__(self, q, v, s, packing, chunk_size):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
-        self.scaled_together = TABLE[f"{self.op}.stream", self.width].BV
+        self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
 
     def launch(
-        self, kernel: str, mild_kernel, any_kernel, heads: int, blocks: dict[str, int], *args, apart=False, **more
+        self, kernel: str, mild_kernel, dyadic_kernel, heads: int, blocks: dict[str, int], *args, apart=False, **more
     ) -> None:
         """Launch the kernels of both paths (one may be None), with a program for each chunk and each of `heads`.
 
         args: the kernels' arguments before `where`; blocks: sizes of the axes they loop over in blocks, as {"K": K};
         apart: whether each of these blocks has its own program; more: further keyword arguments.
         """
-        for way in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            kernel_of_way = mild_kernel if way == "mild" else any_kernel
-            if kernel_of_way is None:
+        for path in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
+            kernel_of_path = mild_kernel if path == "mild" else dyadic_kernel
+            if kernel_of_path is None:
                 continue
-            row = TABLE[f"{self.op}.{kernel}.{way}", self.width]
+            row = TABLE[f"{self.op}.{kernel}.{path}", self.width]
             options, block_count = _options(
-                row, self.H, self.G, self.M, self.C, self.scaled_together, self.flags, self.packing is not None,
+                row, self.H, self.G, self.M, self.C, self.scale_block, self.flags, self.packing is not None,
                 tuple(blocks.items()),
             )  # fmt: skip
             programs, where, own = self.chunks * heads, self.where, {}
-            if way == "dyadic":
+            if path == "dyadic":
                 programs = cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
                 where = (*self.where, self.chunks)
                 own = dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
             if apart:
                 programs *= block_count
-            flat = self.taken_apart(args, mild=way == "mild")
-            kernel_of_way[(programs,)](*flat, *where, **options, **own, **more)
+            flat = self.flattened(args, mild=path == "mild")
+            kernel_of_path[(programs,)](*flat, *where, **options, **own, **more)
 
 
 @lru_cache(1024)
@@ -128,22 +128,20 @@ def _tokens(q, s, chunk_size: int) -> int:
     return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
 
 
-def meets(*tensors) -> bool:
-    """See `ahead_triton.Kernels`: `ChunkPlan.states` accepts a function as an initial state."""
-    return True
+ACCEPTS_FUNCTIONS = True
+"""Whether a state may be a function (`ahead_triton.Kernels`)."""
 
 
-def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: q's reads followed by the mild flags, in one tensor; hk
     and hv entering every chunk, slots as rows."""
-    chunk_size = _tokens(q, s, chunk_size)
-    states = (kept_states_shape(_op(s.shape[-1]), s, x.shape[-1], packing, chunk_size) for x in (k, v))
-    plan = _op(s.shape[-1]), s, v.shape[-1], packing, chunk_size
-    return (q.shape[:3].numel() * s.shape[-1] + flags_of(*plan),), *states
+    plan = _Plan(q, v, s, packing, chunk_size)
+    reads, flags = q.shape[:3].numel() * plan.M, plan.chunks * plan.H * plan.flags
+    return (reads + flags,), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `kept_shapes` (first empty unless `keep`)."""
+    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (first empty unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
@@ -155,34 +153,34 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     (hk, hv), mild = plan.states(
         s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders
     )
-    o, found = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
+    o, logits = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
     plan.launch(
         "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, found, scale, KEEP=keep,
+        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, logits, scale, KEEP=keep,
     )  # fmt: skip
     if keep:
         if packing is not None:
-            packing.kept_rows.append(found[: -mild.numel()].view(*q.shape[:3], plan.M))
-        found[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (found, hk, hv)
+            packing.saved_rows.append(logits[: -mild.numel()].view(*q.shape[:3], plan.M))
+        logits[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (logits, hk, hv)
 
 
-def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
-    plan.lay_out(K, V)
-    found, mild = kept[0].split_with_sizes(
-        [kept[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
+    plan.request_layout(K, V)
+    logits, mild = saved[0].split_with_sizes(
+        [saved[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
     )
     mild = mild.view(torch.int32)
-    hk, hv = plan.unpacked(kept[1], K), plan.unpacked(kept[2], V)
+    hk, hv = plan.unpacked(saved[1], K), plan.unpacked(saved[2], V)
     slots = *q.shape[:3], plan.M
-    p = found.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
+    p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
     plan.launch(
         "softmax_grads", mild_softmax_grads_kernel, softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, hv, found, mild, p, dscores, reads, scale,
+        v, s, g, do, hv, logits, mild, p, dscores, reads, scale,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
     first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))

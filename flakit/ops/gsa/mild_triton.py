@@ -4,25 +4,25 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import (
+    add_full_product,
     add_product,
-    add_split_by_given,
+    add_split_by_input,
     add_sums,
-    add_whole_product,
     exp,
     kernel,
     program,
     split,
 )
+from ..common.positions_triton import locate_chunk
 from ..common.tiles_triton import (
-    expect_state,
-    expect_tile,
     from_middle,
+    handles,
     is_zero,
     load_tile,
-    locate,
+    prefetch_state,
+    prefetch_tile,
     scaled,
     store_tile,
-    takes,
 )
 from .slots_triton import memory, softmax, softmax_grads, units
 
@@ -42,7 +42,7 @@ def _upper(b_A, C: tl.constexpr):
 
 
 @triton.jit
-def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
+def _mild_reads(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX: tl.constexpr, H: tl.constexpr,
                 D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
                 BS: tl.constexpr, remainders=None):  # fmt: skip
     """Return x's read of each slot without the factor e^{upto - mid}, [C, BM]: lower(x y^T) s* + (x S^T) e^{mid}.
@@ -50,7 +50,7 @@ def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX:
     remainders: S's rounding errors, or None.
     """
     b_A = tl.zeros([C, C], dtype=tl.float32)
-    found = tl.zeros([C, BM], dtype=tl.float32)
+    reads = tl.zeros([C, BM], dtype=tl.float32)
     for i_d in range(0, (D + BD - 1) // BD):
         b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
@@ -61,47 +61,47 @@ def _mild_found(x, y, states, scales, b_s, upto, start, end, i_hx, i_h, i_s, HX:
         b_read = tl.dot(x_16, tl.trans(b_S))
         if remainders is not None:
             b_read += tl.dot(x_16, tl.trans(memory(remainders, i_s, start < end, i_d, M, D, BM, BD)))
-        found += b_read * x_unit[:, None] * unit[None, :]
+        reads += b_read * x_unit[:, None] * unit[None, :]
     A_high, A_low = split(_lower(b_A, C))
     s_high, s_low = split(b_s * exp(-upto))
-    return add_whole_product(found, A_high, A_low, s_high, s_low)
+    return add_full_product(reads, A_high, A_low, s_high, s_low)
 
 
 @kernel
 def mild_output_kernel(
-    q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, found, scale,
-    sequence_of_chunk, cu_seqlens, offsets, T,
+    q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, logits, scale,
+    sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """p = softmax(scale found), o = B v + (p* e^{mid}) hv for one chunk and query head, B = lower(p* s*^T).
+    """p = softmax(scale logits), o = B v + (p* e^{mid}) hv for one chunk and query head, B = lower(p* s*^T).
 
     In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
 
-    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], found [B, T, H G, M]
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], logits [B, T, H G, M]
     hk, remainders [chunks, H, M, K], hv [chunks, H, M, V] float16, *_scales [chunks, H, NS, M], NS = ceil(K or V / BS)
-    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
-    expect_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
-    expect_tile(v, start, end, i_h, 0, H, V, C, V)
+    prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
     b_s = b_s.to(tl.float32)
-    b_p = _mild_found(
+    b_p = _mild_reads(
         q, k, hk, hk_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS, remainders
     )  # fmt: skip
     b_p *= exp(upto)
     if KEEP:
-        store_tile(found, b_p, start, end, i_hq, 0, H * G, M, C, BM)
+        store_tile(logits, b_p, start, end, i_hq, 0, H * G, M, C, BM)
     b_p = softmax(b_p * scale, M, BM) * exp(upto)
     p_high, p_low = split(b_p)
     s_high, s_low = split(b_s * exp(-upto))
@@ -114,55 +114,55 @@ def mild_output_kernel(
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
         p_16, p_unit = scaled(b_p * unit[None, :])
         b_o = tl.dot(p_16, b_hv) * p_unit[:, None]
-        b_o = add_split_by_given(b_o, B_high, B_low, b_v)
+        b_o = add_split_by_input(b_o, B_high, B_low, b_v)
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
 
 @kernel
 def mild_softmax_grads_kernel(
-    v, s, g, do, hv, hv_scales, found, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    v, s, g, do, hv, hv_scales, logits, mild, p, dscores, reads, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute p, scale dscores = scale p (dp - <p, dp>), where dp is do's read, and reads for one chunk and query head.
 
-    reads: the part of a read in the gradient of the decays up to it, of both passes, p dp + scale dscores found, from
-    the operands x* of `mild_slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and found [C, BM].
+    reads: the part of a read in the gradient of the decays up to it, of both passes, p dp + scale dscores logits, from
+    the operands x* of `mild_slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and logits [C, BM].
 
-    v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], found, p, dscores, reads [B, T, H G, M]
+    v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], logits, p, dscores, reads [B, T, H G, M]
     hv [chunks, H, M, V] float16, hv_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `mild_output_kernel`
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
-    expect_tile(found, start, end, i_hq, 0, H * G, M, C, M)
+    prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
     upto = from_middle(b_g, C)
     b_s = b_s.to(tl.float32)
-    b_dp = _mild_found(do, v, hv, hv_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
-    b_found = load_tile(found, start, end, i_hq, 0, 0, H * G, M, C, BM)
-    b_p = softmax(b_found * scale, M, BM)
-    kept = b_p.to(p.dtype.element_ty)
-    store_tile(p, kept, start, end, i_hq, 0, H * G, M, C, BM)
+    b_dp = _mild_reads(do, v, hv, hv_scales, b_s, upto, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS)
+    b_logits = load_tile(logits, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    b_p = softmax(b_logits * scale, M, BM)
+    stored = b_p.to(p.dtype.element_ty)
+    store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
     read = exp(upto)
-    high, low = split(kept.to(tl.float32) * read)
+    high, low = split(stored.to(tl.float32) * read)
     b_reads = (high.to(tl.float32) + low.to(tl.float32)) * b_dp
     b_dp *= read
     b_x = softmax_grads(b_p, b_dp, True) * scale
     store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
     high, low = split(b_x * read)
-    b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_found * exp(-upto))
+    b_reads += (high.to(tl.float32) + low.to(tl.float32)) * (b_logits * exp(-upto))
     store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
 @triton.jit
-def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
+def _add_key_reads(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """Return b_z + upper(y z^T) x*, the reads of a key in one pass, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
@@ -173,7 +173,7 @@ def _add_found_by(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H
         b_dA = tl.dot(b_y, tl.trans(b_z1), b_dA)
     dA_high, dA_low = split(_upper(b_dA, C))
     x_high, x_low = split(b_x.to(tl.float32) * read)
-    return add_whole_product(b_z, dA_high, dA_low, x_high, x_low)
+    return add_full_product(b_z, dA_high, dA_low, x_high, x_low)
 
 
 @triton.jit
@@ -196,7 +196,7 @@ def _mild_written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: 
 @kernel
 def mild_slot_grads_kernel(
     q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
-    sequence_of_chunk, cu_seqlens, offsets, T,
+    sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
@@ -213,33 +213,33 @@ def mild_slot_grads_kernel(
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     for i_g in range(G):
         i_hq = i_h * G + i_g
-        expect_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
-        expect_tile(do, start, end, i_hq, 0, H * G, V, C, V)
-        expect_tile(p, start, end, i_hq, 0, H * G, M, C, M)
-        expect_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
-    expect_tile(v, start, end, i_h, 0, H, V, C, V)
+        prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
+        prefetch_tile(do, start, end, i_hq, 0, H * G, V, C, V)
+        prefetch_tile(p, start, end, i_hq, 0, H * G, M, C, M)
+        prefetch_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
+    prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = from_middle(b_g, C)
     read = exp(upto)
     b_z = tl.zeros([C, BM], dtype=tl.float32)
     passing = tl.zeros([C, BM], dtype=tl.float32)
     for i_g in range(G):
         i_hq = i_h * G + i_g
-        b_z = _add_found_by(b_z, dscores, k, q, read, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK)
-        b_z = _add_found_by(b_z, p, v, do, read, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV)
+        b_z = _add_key_reads(b_z, dscores, k, q, read, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK)
+        b_z = _add_key_reads(b_z, p, v, do, read, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV)
         passing += load_tile(reads, start, end, i_hq, 0, 0, H * G, M, C, BM)
-    expect_tile(s, start, end, i_h, 0, H, M, C, M)
-    expect_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
-    expect_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
-    expect_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
-    expect_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
+    prefetch_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
+    prefetch_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
+    prefetch_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
+    prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     high, low = split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * exp(-upto))
     passing -= (high.to(tl.float32) + low.to(tl.float32)) * b_z
     b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
@@ -272,7 +272,7 @@ def _mild_scores(b_x, b_s, C: tl.constexpr):
 
 @kernel
 def mild_pass_grads_kernel(
-    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, offsets, T,
+    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
@@ -289,29 +289,29 @@ def mild_pass_grads_kernel(
     mild, sequence_of_chunk, … as of `mild_output_kernel`
     """
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
-    AT_ONCE: tl.constexpr = BLOCKS if G == 1 else 1
-    i_b, i = program(BLOCKS // AT_ONCE)
+    OWN_BLOCKS: tl.constexpr = BLOCKS if G == 1 else 1
+    i_b, i = program(BLOCKS // OWN_BLOCKS)
     i_h, i_c = i % H, i // H
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
-        expect_state(dstates, i_s, start < end, 0, 0, M, D, BM, D)
-        expect_tile(z, start, end, i_h, 0, H, D, C, D)
+        prefetch_state(dstates, i_s, start < end, 0, 0, M, D, BM, D)
+        prefetch_tile(z, start, end, i_h, 0, H, D, C, D)
         if FIRST:
-            expect_state(states, i_s, start < end, 0, 0, M, D, BM, D)
-            expect_tile(y, start, end, i_h, 0, H, D, C, D)
+            prefetch_state(states, i_s, start < end, 0, 0, M, D, BM, D)
+            prefetch_tile(y, start, end, i_h, 0, H, D, C, D)
     upto = from_middle(b_g, C)
     read = exp(upto)
     b_s = b_s.to(tl.float32) * exp(-upto)
     if G == 1:
         b_x = b_x.to(tl.float32) * read
         E_high, E_low = _mild_scores(b_x, b_s, C)
-    for n in tl.range(0, AT_ONCE, disable_licm=True):
+    for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
         i_d = i_b + n
         unit = units(dscales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
         b_D = memory(dstates, i_s, start < end, i_d, M, D, BM, BD)
@@ -322,7 +322,7 @@ def mild_pass_grads_kernel(
                 b_x = load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM).to(tl.float32) * read
                 E_high, E_low = _mild_scores(b_x, b_s, C)
             b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
-            b_dy = add_split_by_given(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
+            b_dy = add_split_by_input(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
         store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
     if FIRST:
         tl.debug_barrier()
@@ -331,12 +331,12 @@ def mild_pass_grads_kernel(
             b_x = load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM).to(tl.float32) * read
             if G > 1:
                 E_high, E_low = _mild_scores(b_x, b_s, C)
-            for n in tl.range(0, AT_ONCE, disable_licm=True):
+            for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
                 i_d = i_b + n
                 unit = units(scales, i_s, start < end, i_d, M, D, BM, BD, BS, True)
                 b_S = memory(states, i_s, start < end, i_d, M, D, BM, BD)
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
                 x_16, x_unit = scaled(b_x * unit[None, :])
                 b_dz = tl.dot(x_16, b_S) * x_unit[:, None]
-                b_dz = add_split_by_given(b_dz, E_high, E_low, b_y)
+                b_dz = add_split_by_input(b_dz, E_high, E_low, b_y)
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)

@@ -19,33 +19,33 @@ import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT, TABLE, block, width
+from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
     arrived_turn,
+    as_vector,
+    blocks_and_options,
     checkpoints,
     checkpoints_shape,
-    cut,
     load_turn,
+    relayout,
     sequences,
-    span,
     split_decay,
-    summed,
-    taken,
-    through,
-    together,
+    sum_blocks,
+    tokens_per_turn,
 )
 from .chunk_torch import softmax_grads
 
 FEW, FEW_WALKS = 64, 256
 """Programs, for one token and for several, below which V is split finer, though every block of V walks hk again."""
 
-ROOM = 8192
+HK_ELEMENTS = 8192
 """Elements of hk that the launch table's num_warps is for; a larger hk gets more warps."""
 
 
 @kernel
 def recurrent_kernel(
-    q, k, v, s, g, initial_hk, initial_hv, o, p, states_hk, states_hv, final_hk, final_hv, scale, cu_seqlens, offsets,
-    T,
+    q, k, v, s, g, initial_hk, initial_hv, o, p, states_hk, states_hv, final_hk, final_hv, scale,
+    cu_seqlens, checkpoints_before, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr, LONG: tl.constexpr,
@@ -59,7 +59,7 @@ def recurrent_kernel(
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], p [B, T, H G, M]
     initial_hk, final_hk [N, H, K, M], initial_hv, final_hv [N, H, M, V]
-    states_hk [checkpoints, H, K, M], states_hv [checkpoints, H, M, V], cu_seqlens, offsets (in checkpoints) [N + 1]
+    states_hk [checkpoints, H, K, M], states_hv [checkpoints, H, M, V], cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -68,8 +68,8 @@ def recurrent_kernel(
     m_k, m_v, m_m = o_k < K, o_v < V, o_m < M
     o_hk, o_hv = o_k[:, None] * M + o_m[None, :], o_m[:, None] * V + o_v[None, :]
     m_hk, m_hv = m_k[:, None] & m_m[None, :], m_m[:, None] & m_v[None, :]
-    m_mine = m_hk & (o_k % NV == i_v)[:, None]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    m_own = m_hk & (o_k % NV == i_v)[:, None]
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
 
     b_hk = tl.zeros([BK, BM], dtype=tl.float32)
     b_hv = tl.zeros([BM, BV], dtype=tl.float32)
@@ -77,11 +77,11 @@ def recurrent_kernel(
         b_hk += tl.load(initial_hk + i_nh.to(tl.int64) * K * M + o_hk, mask=m_hk, other=0.0)
         b_hv += tl.load(initial_hv + i_nh.to(tl.int64) * M * V + o_hv, mask=m_hv, other=0.0)
     elif KEEP:
-        b_hk = through(states_hk + (first * H + i_h) * K * M + o_hk, b_hk, m_mine)
-        b_hv = through(states_hv + (first * H + i_h) * M * V + o_hv, b_hv, m_hv)
+        b_hk = relayout(states_hk + (first * H + i_h) * K * M + o_hk, b_hk, m_own)
+        b_hv = relayout(states_hv + (first * H + i_h) * M * V + o_hv, b_hv, m_hv)
     elif WANTS_FINAL:
-        b_hk = through(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, m_mine)
-        b_hv = through(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, m_hv)
+        b_hk = relayout(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, m_own)
+        b_hv = relayout(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, m_hv)
     b_lost = tl.zeros_like(b_hk)
     length = (end - start).to(tl.int32)
     token = load_turn((k,), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
@@ -90,16 +90,16 @@ def recurrent_kernel(
     for t in range(0, length):
         if KEEP:
             if t % C == 0:
-                kept = (first + t // C) * H + i_h
-                tl.store(states_hk + kept * K * M + o_hk, b_hk, mask=m_mine)
-                tl.store(states_hv + kept * M * V + o_hv, b_hv, mask=m_hv)
+                i_S = (first + t // C) * H + i_h
+                tl.store(states_hk + i_S * K * M + o_hk, b_hk, mask=m_own)
+                tl.store(states_hv + i_S * M * V + o_hv, b_hv, mask=m_hv)
         b_k, b_v = arrived_turn(token)[0]
         b_s, b_g = arrived_turn(slots)[0]
         token = load_turn((k,), (v,), start, t + 1, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
         slots = load_turn((s, g), (), start, t + 1, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
         high, low = split_decay(b_g)
-        high, low, b_s = taken(high), taken(low), taken(b_s)
-        b_added = low[None, :] * b_hk + taken(b_k)[:, None] * b_s[None, :]
+        high, low, b_s = as_vector(high), as_vector(low), as_vector(b_s)
+        b_added = low[None, :] * b_hk + as_vector(b_k)[:, None] * b_s[None, :]
         if LONG:
             b_added += high[None, :] * b_lost
             b_sum = high[None, :] * b_hk + b_added
@@ -107,13 +107,13 @@ def recurrent_kernel(
             b_hk = b_sum
         else:
             b_hk = high[None, :] * b_hk + b_added
-        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * taken(b_v)[None, :])
+        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * as_vector(b_v)[None, :])
         for i_g in range(G):
             query = ((start + t) * H + i_h) * G + i_g
             b_q = arrived_turn(read)[0][0]
             i_q = i_h * G + tl.where(i_g + 1 < G, i_g + 1, 0)
             read = load_turn((q,), (), start, t + (i_g + 1) // G, length, i_q, o_k, m_k, o_k, m_k, H * G, K, K, 1)
-            b_p = tl.where(m_m, scale * tl.sum(b_hk * taken(b_q)[:, None], 0), -float("inf"))
+            b_p = tl.where(m_m, scale * tl.sum(b_hk * as_vector(b_q)[:, None], 0), -float("inf"))
             b_p = tl.exp(b_p - tl.max(b_p, 0))
             b_p /= tl.sum(b_p, 0)
             b_o = tl.sum(b_hv * b_p[:, None], 0)
@@ -121,13 +121,14 @@ def recurrent_kernel(
             if KEEP:
                 tl.store(p + query * M + o_m, b_p, mask=m_m & (i_v == 0))
     if WANTS_FINAL:
-        tl.store(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, mask=m_mine)
+        tl.store(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, mask=m_own)
         tl.store(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, mask=m_hv)
 
 
 @kernel
 def pass_grads_kernel(
-    x, y, z, s, g, states, dfinal_state, scratch, dx, dy, dz, ds, dg, dinitial_state, cu_seqlens, offsets, T, tokens, N,
+    x, y, z, s, g, states, dfinal_state, scratch, dx, dy, dz, ds, dg, dinitial_state,
+    cu_seqlens, checkpoints_before, T, tokens, N,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +140,7 @@ def pass_grads_kernel(
     x [B, T, H G, M], z, dz [B, T, H G, D], y, dy [B, T, H, D], s, g [B, T, H, M], tokens = B T
     dx [ND, B, T, H G, M], ds, dg [ND, B, T, H, M]: partial sums, one for each block of D
     states [checkpoints, H, M, D], dfinal_state, dinitial_state [N, H, M, D]; FIRST: [..., D, M]
-    scratch [ND, N, H, C // U, BM, BD], cu_seqlens, offsets (in checkpoints) [N + 1]
+    scratch [ND, N, H, C // U, BM, BD], cu_seqlens, checkpoints_before [N + 1]
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_d, i_nh = program(ND)
@@ -148,7 +149,7 @@ def pass_grads_kernel(
     m_m, m_d = o_m < M, o_d < D
     o_s = o_m[:, None] + o_d[None, :] * M if FIRST else o_m[:, None] * D + o_d[None, :]
     m_s = m_m[:, None] & m_d[None, :]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_d * N * H + i_nh).to(tl.int64) * (C // U) * BM * BD
     p_scratch += tl.arange(0, BM)[:, None] * BD + tl.arange(0, BD)[None, :]
     share = i_d.to(tl.int64) * tokens * H
@@ -156,7 +157,7 @@ def pass_grads_kernel(
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D, True)
+    b_D = relayout(p_scratch, b_D, True)
     # A token's decay is applied with the reads of the token before it: alone, its low part would be rounded away.
     later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
@@ -175,41 +176,43 @@ def pass_grads_kernel(
             for n in tl.static_range(U):
                 b_s, b_g, b_y = turn[n]
                 high, low = split_decay(b_g)
-                b_sy = taken(b_s)[:, None] * taken(b_y)[None, :]
-                b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_sy)
+                b_sy = as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
+                b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_sy)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-        asked = ()
+        next_queries = ()
         for i_g in tl.static_range(G):
-            asked += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+            next_queries += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
         for back in range(0, turns):
             i_t = turns - 1 - back
             b_S = tl.load(p_scratch + i_t * BM * BD)
-            rows, queries = arrived_turn(ahead), arrived_turn(asked)
+            rows, queries = arrived_turn(ahead), arrived_turn(next_queries)
             t = (i_t - 1) * U
             ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-            asked = ()
+            next_queries = ()
             for i_g in tl.static_range(G):
-                asked += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
-            walked, factors = (b_S,), ()
+                next_queries += load_turn(
+                    (x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U
+                )
+            b_states, factors = (b_S,), ()
             for n in tl.static_range(U):
                 b_s, b_g, b_y = rows[n]
                 high, low = split_decay(b_g)
-                high, low = taken(high), taken(low)
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + taken(b_s)[:, None] * taken(b_y)[None, :])
-                walked += (b_S,)
+                high, low = as_vector(high), as_vector(low)
+                b_S = high[:, None] * b_S + (low[:, None] * b_S + as_vector(b_s)[:, None] * as_vector(b_y)[None, :])
+                b_states += (b_S,)
                 factors += ((high, low),)
             for n in tl.static_range(U - 1, -1, -1):
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 b_s, _, b_y = rows[n]
                 high, low = factors[n]
-                b_before, b_S = walked[n], walked[n + 1]
+                b_before, b_S = b_states[n], b_states[n + 1]
                 b_reads = later_low[:, None] * b_D
                 for i_g in tl.static_range(G):
                     query = row * G + i_g
                     b_x, b_z = queries[i_g * U + n]
-                    b_x, b_z = taken(b_x), taken(b_z)
+                    b_x, b_z = as_vector(b_x), as_vector(b_z)
                     b_reads += b_x[:, None] * b_z[None, :]
                     if FIRST:
                         b_dz = tl.sum(b_S * b_x[:, None], 0)
@@ -219,9 +222,9 @@ def pass_grads_kernel(
                         tl.store(dx + (share * G + query) * M + o_m, b_dx, mask=m_m & within)
                 b_D = later_high[:, None] * b_D + b_reads
                 later_high, later_low = high, low
-                b_dy = tl.sum(b_D * taken(b_s)[:, None], 0)
+                b_dy = tl.sum(b_D * as_vector(b_s)[:, None], 0)
                 tl.store(dy + row * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
-                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * taken(b_y)[None, :], 1), mask=m_m & within)
+                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * as_vector(b_y)[None, :], 1), mask=m_m & within)
                 tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m & within)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
@@ -229,44 +232,44 @@ def pass_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: p, and hk and hv every CHECKPOINT tokens."""
     M, V = s.shape[-1], v.shape[-1]
     return (*q.shape[:3], M), checkpoints_shape(k, M, packing), checkpoints_shape(s, V, packing)
 
 
-def _cut(k, v, s, N: int) -> tuple[dict, int, dict]:
+def _blocks_and_options(k, v, s, N: int) -> tuple[dict, int, dict]:
     """Return BK (covering K), BV and BM (covering M), the number of blocks along V, and launch options."""
     launch, (_, T, H, K), V, M = TABLE["gsa.recurrent", width(s.element_size())], k.shape, v.shape[-1], s.shape[-1]
     BK, BV, BM = block(K, launch.BK), block(V, launch.BV), block(M, 128)
     enough = FEW if T == 1 else FEW_WALKS
     while BV > 16 and -(-V // BV) * N * H < enough:
         BV //= 2
-    warps = min(16, launch.num_warps * max(1, BK * BM // ROOM))
+    warps = min(16, launch.num_warps * max(1, BK * BM // HK_ELEMENTS))
     blocks = dict(BK=BK, BV=BV, BM=BM)
     return blocks, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
+    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
-    blocks, NV, options = _cut(k, v, s, N)
+    blocks, NV, options = _blocks_and_options(k, v, s, N)
     empty = q.new_empty(0, dtype=torch.float32).new_empty
     o = q.new_empty(B, T, HQ, V)
     final = (empty(N, H, K, M), empty(N, H, M, V)) if output_final_state else (None, None)
-    kept = (None, None, None)
+    saved = (None, None, None)
     if keep:
-        kept = empty(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
+        saved = empty(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
         if packing is not None:
-            packing.kept_rows.append(kept[0])
+            packing.saved_rows.append(saved[0])
     recurrent_kernel[(NV * N * H,)](
-        q, k, v, s, g, *(initial_state or (None, None)), o, *kept, *final, scale, *offsets, T,
+        q, k, v, s, g, *(initial_state or (None, None)), o, *saved, *final, scale, *offsets, T,
         H=H, G=HQ // H, K=K, V=V, M=M, C=CHECKPOINT, **blocks,
         HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state, KEEP=keep,
         PACKED=packing is not None, LONG=T > 1 and k.dtype == torch.float32, **options,
     )  # fmt: skip
-    return o, final if output_final_state else None, kept if keep else None
+    return o, final if output_final_state else None, saved if keep else None
 
 
 class _Passes:
@@ -282,27 +285,27 @@ class _Passes:
         """Allocate partial sums over blocks, [ND, B, T, heads, M]."""
         return self.empty(ND, self.B, self.T, heads, self.M)
 
-    def differentiate(self, x, y, z, first: bool, kept, dfinal_state):
+    def differentiate(self, x, y, z, first: bool, states, dfinal_state):
         """Return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
         D, G = y.shape[-1], self.HQ // self.H
-        U = together(self.T, G)
-        BM, BD, ND, options = cut("gsa.recurrent_grads", self.s, D)
+        U = tokens_per_turn(self.T, G)
+        BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", self.s, D)
         dx, dz = (None, torch.empty_like(z)) if first else (self.rows(self.HQ, ND), None)
         ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)
-        dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *kept.shape[1:])
+        dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *states.shape[1:])
         pass_grads_kernel[(ND * self.N * self.H,)](
-            x, y, z, self.s, self.g, kept, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BM, BD),
+            x, y, z, self.s, self.g, states, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BM, BD),
             dx, dy, dz, ds, dg, dinitial_state, *self.offsets, self.T, self.B * self.T, self.N,
             H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
             HAS_FINAL=dfinal_state is not None, PACKED=self.packing is not None, **options,
         )  # fmt: skip
-        return dz if first else summed(dx), dy, summed(ds), summed(dg), dinitial_state
+        return dz if first else sum_blocks(dx), dy, sum_blocks(ds), sum_blocks(dg), dinitial_state
 
 
-def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
     passes = _Passes(q, s, g, packing)
-    (p, hk, hv), (dhk, dhv) = kept, dfinal_state or (None, None)
+    (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
     dscores = scale * softmax_grads(p, dp)
     dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, hk, dhk)

@@ -182,8 +182,8 @@ _registered = Registered(
     sequences="rkvw",
     weights="u",
     decay="w",
-    kept=2,
+    saved=2,
     fused=True,
     shapes=_shapes,
-    passing=ranks.decays(3, -2),
+    linear_map=ranks.decay_map(3, -2),
 )

@@ -37,10 +37,10 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import (
+    add_full_product,
     add_product,
-    add_split_by_given,
+    add_split_by_input,
     add_sums,
-    add_whole_product,
     exp,
     kernel,
     operand,
@@ -50,26 +50,26 @@ from ..common.blocks_triton import (
 )
 from ..common.launch import CHUNK_SIZE, cdiv
 from ..common.pairs_triton import about_middles, pair_grads, pair_scores
-from ..common.plan_triton import ChunkPlan, flags_of, kept_states_shape
+from ..common.plan_triton import ChunkPlan
+from ..common.positions_triton import locate_chunk
 from ..common.tiles_triton import (
-    by_rows,
-    expect_state,
-    expect_tile,
+    all_mild,
+    handles,
     is_zero,
-    kept_state,
     load_decays,
+    load_state,
     load_tile,
-    locate,
-    none_to_do,
     not_mild,
+    prefetch_state,
+    prefetch_tile,
+    scaled_rows,
     store_tile,
-    takes,
 )
 
 
 @kernel
 def mild_output_kernel(
-    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -77,14 +77,14 @@ def mild_output_kernel(
 
     r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
     states [chunks, H, K, V] float16, scales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     o_c = tl.arange(0, C)
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
     b_A = tl.zeros([C, C], dtype=tl.float32)
@@ -96,24 +96,24 @@ def mild_output_kernel(
         b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK)
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_S, unit = load_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
         b_q, b_k = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
         b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
         read, key = about_middles(b_w, C, C)
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
-        x, x_unit = by_rows(b_q * exp(read) * unit[None, :], True)
+        x, x_unit = scaled_rows(b_q * exp(read) * unit[None, :], True)
         b_o += tl.dot(x, b_S) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] > o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
     A_high, A_low = split(b_A)
-    b_o = add_split_by_given(b_o, A_high, A_low, b_v)
+    b_o = add_split_by_input(b_o, A_high, A_low, b_v)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
 @kernel
 def mild_value_grads_kernel(
-    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -121,14 +121,14 @@ def mild_value_grads_kernel(
 
     r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]
     dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     o_c = tl.arange(0, C)
     b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
     b_A = tl.zeros([C, C], dtype=tl.float32)
@@ -140,25 +140,25 @@ def mild_value_grads_kernel(
         b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK)
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK)
         b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_D, unit = kept_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_D, unit = load_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, True)
         b_q, b_k = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
         b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
         read, key = about_middles(b_w, C, C)
         q_high, q_low = split(b_q * exp(read))
         k_high, k_low = split(b_k * exp(key))
         b_A = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
-        x, x_unit = by_rows(b_k * exp(key) * unit[None, :], True)
+        x, x_unit = scaled_rows(b_k * exp(key) * unit[None, :], True)
         b_dv += tl.dot(x, b_D) * x_unit[:, None]
     b_A = tl.where(o_c[:, None] < o_c[None, :], b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[None, :], 0.0))
     A_high, A_low = split(b_A)
-    b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
+    b_dv = add_split_by_input(b_dv, A_high, A_low, b_do)
     store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
 @kernel
 def mild_key_grads_kernel(
     r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
-    offsets, T,
+    chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -170,15 +170,15 @@ def mild_key_grads_kernel(
 
     r, k, w, dr, dk, dw [B, T, H, K], v, do [B, T, H, V], u [H, K], du [chunks, H, K]
     states, dstates [chunks, H, K, V] float16, scales, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     i_k, i_h, i_c = i % NK, (i // NK) % H, i // (NK * H)
-    if takes(mild, i_c * H + i_h, FLAGS, 1) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, 1) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     o_c = tl.arange(0, C)
     later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
     i_S = i_c * H + i_h
@@ -193,9 +193,9 @@ def mild_key_grads_kernel(
     for i_v in range(0, NV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
-        expect_state(states, i_S, start < end, i_k, i_v, K, V, BK, BV)
-        expect_state(dstates, i_S, start < end, i_k, i_v, K, V, BK, BV)
-        expect_tile(r, start, end, i_h, i_k, H, K, C, BK)
+        prefetch_state(states, i_S, start < end, i_k, i_v, K, V, BK, BV)
+        prefetch_state(dstates, i_S, start < end, i_k, i_v, K, V, BK, BV)
+        prefetch_tile(r, start, end, i_h, i_k, H, K, C, BK)
         diagonal += tl.sum(b_v.to(tl.float32) * b_do.to(tl.float32), 1)
         b_dA = tl.dot(b_do, tl.trans(b_v), b_dA)
     read, key = about_middles(b_w, C, C)
@@ -203,11 +203,11 @@ def mild_key_grads_kernel(
     b_k = b_k.to(tl.float32)
     k_high, k_low = split(b_k * key)
     dA_high, dA_low = split(tl.where(earlier, b_dA, 0.0))
-    x = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, k_high, k_low)
+    x = add_full_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, k_high, k_low)
     for i_v in range(0, NV):
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_S, S_unit = kept_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
-        b_do, unit = by_rows(b_do, True)
+        b_S, S_unit = load_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_do, unit = scaled_rows(b_do, True)
         x += tl.dot(b_do, tl.trans(b_S)) * unit[:, None] * S_unit[None, :]
     diagonal = diagonal[:, None]
     b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
@@ -223,7 +223,7 @@ def mild_key_grads_kernel(
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
         b_dA = tl.dot(b_v, tl.trans(b_do), b_dA)
     dA_high, dA_low = split(tl.where(later, b_dA, 0.0))
-    z = add_whole_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, q_high, q_low)
+    z = add_full_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, q_high, q_low)
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
     _, key = about_middles(b_w, C, C)
     key = exp(key)
@@ -235,10 +235,10 @@ def mild_key_grads_kernel(
     b_SD = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, NV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_D, D_unit = kept_state(dstates, dscales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
-        b_S, S_unit = kept_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_D, D_unit = load_state(dstates, dscales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
+        b_S, S_unit = load_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
         b_SD += tl.sum(b_S.to(tl.float32) * b_D, 1) * D_unit * S_unit
-        b_v, unit = by_rows(b_v, True)
+        b_v, unit = scaled_rows(b_v, True)
         y += tl.dot(b_v, tl.trans(b_D)) * unit[:, None] * D_unit[None, :]
     tl.debug_barrier()
     b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -250,116 +250,92 @@ def mild_key_grads_kernel(
     store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
 
 
-@triton.jit
-def _any_output(
-    i_v, i_h, i_c, r, k, v, w, u, states, scales, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV]."""
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    o_c = tl.arange(0, C)
-    earlier = o_c[:, None] > o_c[None, :]
-    b_A = tl.zeros([C, C], dtype=tl.float32)
-    b_o = tl.zeros([C, BV], dtype=tl.float32)
-    b_d = tl.zeros([C], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
-        b_S, unit = kept_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, SCALED)
-        x, x_unit = by_rows(b_q * exp(sums(earlier, b_w)) * unit[None, :], SCALED)
-        b_o += tl.dot(x, b_S, input_precision="tf32x3") * x_unit[:, None]
-        b_A += pair_scores(b_q, b_k, b_w, C, LEVELS, False, SCALED)
-    b_A = tl.where(earlier, b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
-    b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-    A_high, A_low = operand(b_A, SCALED)
-    b_o = add_split_by_given(b_o, A_high, A_low, b_v)
-    store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
-
-
 @kernel
 def output_kernel(
-    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    r, k, v, w, u, states, scales, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute `_any_output` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+    """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV].
 
+    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
-    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+    if all_mild(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in tl.range(0, AT_ONCE, disable_licm=True):
-        i = first + n
+    for step in tl.range(0, AT_ONCE, disable_licm=True):
+        i = first + step
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
-            _any_output(
-                i_v, i_h, i_c, r, k, v, w, u, states, scales, o, scale, sequence_of_chunk,
-                cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS, SCALED, PACKED,
-            )  # fmt: skip
-
-
-@triton.jit
-def _any_value_grads(
-    i_v, i_h, i_c, r, k, w, u, do, dstates, dscales, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV]."""
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    o_c = tl.arange(0, C)
-    later = o_c[:, None] < o_c[None, :]
-    b_A = tl.zeros([C, C], dtype=tl.float32)
-    b_dv = tl.zeros([C, BV], dtype=tl.float32)
-    b_d = tl.zeros([C], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        o_k = i_k * BK + tl.arange(0, BK)
-        b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-        b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-        b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
-        b_D, unit = kept_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, SCALED)
-        x, x_unit = by_rows(b_k * exp(sums(later, b_w)) * unit[None, :], SCALED)
-        b_dv += tl.dot(x, b_D, input_precision="tf32x3") * x_unit[:, None]
-        b_A += pair_scores(b_q, b_k, b_w, C, LEVELS, True, SCALED)
-    b_A = tl.where(later, b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[None, :], 0.0))
-    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
-    A_high, A_low = operand(b_A, SCALED)
-    b_dv = add_split_by_given(b_dv, A_high, A_low, b_do)
-    store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
+            start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+            o_c = tl.arange(0, C)
+            earlier = o_c[:, None] > o_c[None, :]
+            b_A = tl.zeros([C, C], dtype=tl.float32)
+            b_o = tl.zeros([C, BV], dtype=tl.float32)
+            b_d = tl.zeros([C], dtype=tl.float32)
+            for i_k in range(0, (K + BK - 1) // BK):
+                o_k = i_k * BK + tl.arange(0, BK)
+                b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+                b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+                b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+                b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+                b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
+                b_S, unit = load_state(states, scales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, SCALED)
+                x, x_unit = scaled_rows(b_q * exp(sums(earlier, b_w)) * unit[None, :], SCALED)
+                b_o += tl.dot(x, b_S, input_precision="tf32x3") * x_unit[:, None]
+                b_A += pair_scores(b_q, b_k, b_w, C, LEVELS, False, SCALED)
+            b_A = tl.where(earlier, b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
+            b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+            A_high, A_low = operand(b_A, SCALED)
+            b_o = add_split_by_input(b_o, A_high, A_low, b_v)
+            store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
 @kernel
 def value_grads_kernel(
-    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T, chunks,
+    r, k, w, u, do, dstates, dscales, mild, dv, scale, sequence_of_chunk, cu_seqlens, chunks_before, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute `_any_value_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
+    """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
 
+    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
-    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+    if all_mild(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in tl.range(0, AT_ONCE, disable_licm=True):
-        i = first + n
+    for step in tl.range(0, AT_ONCE, disable_licm=True):
+        i = first + step
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
-            _any_value_grads(
-                i_v, i_h, i_c, r, k, w, u, do, dstates, dscales, dv, scale, sequence_of_chunk,
-                cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS, SCALED, PACKED,
-            )  # fmt: skip
+            start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+            o_c = tl.arange(0, C)
+            later = o_c[:, None] < o_c[None, :]
+            b_A = tl.zeros([C, C], dtype=tl.float32)
+            b_dv = tl.zeros([C, BV], dtype=tl.float32)
+            b_d = tl.zeros([C], dtype=tl.float32)
+            for i_k in range(0, (K + BK - 1) // BK):
+                o_k = i_k * BK + tl.arange(0, BK)
+                b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+                b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+                b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+                b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+                b_d += tl.sum(b_q * b_k * b_u[None, :], 1)
+                b_D, unit = load_state(dstates, dscales, i_c * H + i_h, start < end, i_k, i_v, K, V, BK, BV, SCALED)
+                x, x_unit = scaled_rows(b_k * exp(sums(later, b_w)) * unit[None, :], SCALED)
+                b_dv += tl.dot(x, b_D, input_precision="tf32x3") * x_unit[:, None]
+                b_A += pair_scores(b_q, b_k, b_w, C, LEVELS, True, SCALED)
+            b_A = tl.where(later, b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[None, :], 0.0))
+            b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
+            A_high, A_low = operand(b_A, SCALED)
+            b_dv = add_split_by_input(b_dv, A_high, A_low, b_do)
+            store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -371,141 +347,125 @@ def _load_pair(r, k, scale, start, end, i_h, i_k, H: tl.constexpr, K: tl.constex
     return b_q, load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
 
 
-@triton.jit
-def _any_key_grads(
-    i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du, scale,
-    sequence_of_chunk, cu_seqlens, offsets, T,
+@kernel
+def key_grads_kernel(
+    r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
+    chunks_before, T, chunks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """dr, dk, dw and the part of du of one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
 
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
-    """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    o_c = tl.arange(0, C)
-    o_k = i_k * BK + tl.arange(0, BK)
-    later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
-    i_S = i_c * H + i_h
 
-    below, above = tl.zeros([C, C], dtype=tl.float32), tl.zeros([C, C], dtype=tl.float32)
-    diagonal = tl.zeros([C], dtype=tl.float32)
-    for i_v in range(0, NV):
-        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
-        diagonal += tl.sum(b_v.to(tl.float32) * b_do.to(tl.float32), 1)
-        below = tl.dot(b_do, tl.trans(b_v), below, input_precision="tf32x3")
-        above = tl.dot(b_v, tl.trans(b_do), above, input_precision="tf32x3")
-    pairs = tl.where(earlier, below, tl.where(later, above, 0.0))
-    diagonal = diagonal[:, None]
-    b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
-    tl.store(du + i_S.to(tl.int64) * K + o_k, tl.sum(diagonal * b_q * b_k, 0), mask=o_k < K)
-
-    b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-    b_dq, b_dk, b_dw = pair_grads(b_q, b_k, b_w, pairs, C, LEVELS, SCALED)
-
-    # The part of the states.
-    x, y = tl.zeros_like(b_dq), tl.zeros_like(b_dk)
-    b_SD = tl.zeros([BK], dtype=tl.float32)
-    for i_v in range(0, NV):
-        b_S, S_unit = kept_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, SCALED)
-        b_D, D_unit = kept_state(dstates, dscales, i_S, start < end, i_k, i_v, K, V, BK, BV, SCALED)
-        b_SD += tl.sum(b_S.to(tl.float32) * b_D, 1) * S_unit * D_unit
-        b_do, unit = by_rows(load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV), SCALED)
-        x += tl.dot(b_do, tl.trans(b_S), input_precision="tf32x3") * unit[:, None] * S_unit[None, :]
-        b_v, unit = by_rows(load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV), SCALED)
-        y += tl.dot(b_v, tl.trans(b_D), input_precision="tf32x3") * unit[:, None] * D_unit[None, :]
-    b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
-    b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-    b_dw += (exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
-    x *= exp(sums(earlier, b_w))
-    b_dw = add_sums(b_dw, later, b_q * x, not SCALED)
-    b_dq += x
-    y *= exp(sums(later, b_w))
-    b_dw = add_sums(b_dw, earlier, b_k * y, not SCALED)
-    b_dk += y
-
-    b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
-    b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
-    store_tile(dr, (b_dq + diagonal * b_u * b_k) * scale, start, end, i_h, i_k, H, K, C, BK)
-    store_tile(dk, b_dk + diagonal * b_u * b_q, start, end, i_h, i_k, H, K, C, BK)
-    store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
-
-
-@kernel
-def key_grads_kernel(
-    r, k, v, w, u, do, states, scales, dstates, dscales, mild, dr, dk, dw, du, scale, sequence_of_chunk, cu_seqlens,
-    offsets, T, chunks,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Compute `_any_key_grads` for those of AT_ONCE chunks and heads that are not mild. chunks: of all sequences.
-
+    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_key_grads_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (K + BK - 1) // BK
     i_k, i_g = program(BLOCKS)
     first, total = i_g * AT_ONCE, chunks * H
-    if none_to_do(mild, first, total, AT_ONCE, FLAGS):
+    if all_mild(mild, first, total, AT_ONCE, FLAGS):
         return
-    for n in tl.range(0, AT_ONCE, disable_licm=True):
-        i = first + n
+    for step in tl.range(0, AT_ONCE, disable_licm=True):
+        i = first + step
         i_h, i_c = i % H, i // H
         if not_mild(mild, i, total, FLAGS):
-            _any_key_grads(
-                i_k, i_h, i_c, r, k, v, w, u, do, states, scales, dstates, dscales, dr, dk, dw, du,
-                scale, sequence_of_chunk, cu_seqlens, offsets, T, H, K, V, C, BK, BV, LEVELS,
-                SCALED, PACKED,
-            )  # fmt: skip
+            NV: tl.constexpr = (V + BV - 1) // BV
+            start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+            o_c = tl.arange(0, C)
+            o_k = i_k * BK + tl.arange(0, BK)
+            later, earlier = o_c[:, None] < o_c[None, :], o_c[:, None] > o_c[None, :]
+            i_S = i_c * H + i_h
+
+            below, above = tl.zeros([C, C], dtype=tl.float32), tl.zeros([C, C], dtype=tl.float32)
+            diagonal = tl.zeros([C], dtype=tl.float32)
+            for i_v in range(0, NV):
+                b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+                b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
+                diagonal += tl.sum(b_v.to(tl.float32) * b_do.to(tl.float32), 1)
+                below = tl.dot(b_do, tl.trans(b_v), below, input_precision="tf32x3")
+                above = tl.dot(b_v, tl.trans(b_do), above, input_precision="tf32x3")
+            pairs = tl.where(earlier, below, tl.where(later, above, 0.0))
+            diagonal = diagonal[:, None]
+            b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
+            tl.store(du + i_S.to(tl.int64) * K + o_k, tl.sum(diagonal * b_q * b_k, 0), mask=o_k < K)
+
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+            b_dq, b_dk, b_dw = pair_grads(b_q, b_k, b_w, pairs, C, LEVELS, SCALED)
+
+            # The part of the states.
+            x, y = tl.zeros_like(b_dq), tl.zeros_like(b_dk)
+            b_SD = tl.zeros([BK], dtype=tl.float32)
+            for i_v in range(0, NV):
+                b_S, S_unit = load_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, SCALED)
+                b_D, D_unit = load_state(dstates, dscales, i_S, start < end, i_k, i_v, K, V, BK, BV, SCALED)
+                b_SD += tl.sum(b_S.to(tl.float32) * b_D, 1) * S_unit * D_unit
+                b_do, unit = scaled_rows(load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV), SCALED)
+                x += tl.dot(b_do, tl.trans(b_S), input_precision="tf32x3") * unit[:, None] * S_unit[None, :]
+                b_v, unit = scaled_rows(load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV), SCALED)
+                y += tl.dot(b_v, tl.trans(b_D), input_precision="tf32x3") * unit[:, None] * D_unit[None, :]
+            b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+            b_dw += (exp(tl.sum(b_w.to(tl.float32), 0)) * b_SD)[None, :]
+            x *= exp(sums(earlier, b_w))
+            b_dw = add_sums(b_dw, later, b_q * x, not SCALED)
+            b_dq += x
+            y *= exp(sums(later, b_w))
+            b_dw = add_sums(b_dw, earlier, b_k * y, not SCALED)
+            b_dk += y
+
+            b_q, b_k = _load_pair(r, k, scale, start, end, i_h, i_k, H, K, C, BK)
+            b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)[None, :]
+            store_tile(dr, (b_dq + diagonal * b_u * b_k) * scale, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(dk, b_dk + diagonal * b_u * b_q, start, end, i_h, i_k, H, K, C, BK)
+            store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
 
 
-def _launch(plan, kernel, mild_kernel, any_kernel, *args):
+def _launch(plan, kernel, mild_kernel, dyadic_kernel, *args):
     """Launch the kernels of both paths; args: their arguments before `plan.where`."""
-    for options, NV in plan.ways(kernel):
+    for options, NV in plan.paths(kernel):
         del options["PRECISION"]
         blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
-        way_is_mild = options.pop("MILD")
-        flat = plan.taken_apart(args, mild=way_is_mild)
-        if way_is_mild:
+        path_is_mild = options.pop("MILD")
+        flat = plan.flattened(args, mild=path_is_mild)
+        if path_is_mild:
             del options["LEVELS"]
             mild_kernel[grid](*flat, *plan.where, **options)
         else:
             grid = (cdiv(plan.chunks * plan.H, plan.at_once) * blocks,)
-            any_kernel[grid](*flat, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
+            dyadic_kernel[grid](*flat, *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=plan.at_once, **options)
 
 
-def meets(*tensors) -> bool:
-    """See `ahead_triton.Kernels`: `ChunkPlan.states` accepts a function as an initial state."""
-    return True
+ACCEPTS_FUNCTIONS = True
+"""Whether a state may be a function (`ahead_triton.Kernels`)."""
 
 
-def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, and the mild flags."""
-    plan = "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE
-    return kept_states_shape(*plan), (flags_of(*plan),)
+    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
+    return plan.stored_shape(plan.columns), (plan.chunks * plan.H * plan.flags,)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
-    kept, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    states = plan.unpacked(kept, plan.columns)
+    saved, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
+    states = plan.unpacked(saved, plan.columns)
     _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, states, mild, o, scale)
-    return o, final_state, (kept, mild.view(torch.float32).flatten())
+    return o, final_state, (saved, mild.view(torch.float32).flatten())
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
-    dkept, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(kept[0], plan.columns), plan.unpacked(dkept, plan.columns)
-    mild = kept[1].view(torch.int32)
+    dstored, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
+    states, dstates = plan.unpacked(saved[0], plan.columns), plan.unpacked(dstored, plan.columns)
+    mild = saved[1].view(torch.int32)
     _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, dstates, mild, dv, scale)
     _launch(
         plan, "key_grads", mild_key_grads_kernel, key_grads_kernel,

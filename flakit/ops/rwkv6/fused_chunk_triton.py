@@ -47,43 +47,43 @@ from ..common.bands_triton import (
     LEVELS,
     Parts,
     bands,
-    by_turned,
+    by_transpose,
+    clamped_decay,
     column,
-    each,
-    finite,
+    decays_to_ends,
+    flat,
+    launch_options,
     load_pair,
-    load_turned,
+    load_transposed,
     narrow_product,
-    options_of,
-    piece,
+    per_band,
     power_of_two,
     product,
     sides,
-    store_turned,
-    to_ends,
-    whole,
-    whole_decay,
+    store_transposed,
+    total_decay,
 )
 from ..common.blocks_triton import (
-    add_given_by_split,
-    add_split_by_given,
-    add_whole_product,
+    add_full_product,
+    add_input_by_split,
+    add_split_by_input,
     arrived,
     exp,
-    expect,
     kernel,
+    prefetch,
     split,
     sums,
     sums_along,
 )
-from ..common.launch import ENOUGH, LONG_CHUNK_SIZE, cdiv
-from ..common.pairs_triton import BLOCK_TOKEN, halves, only
+from ..common.launch import FULL_GPU, LONG_CHUNK_SIZE, cdiv
+from ..common.pairs_triton import BLOCK_TOKEN, halves, masked
 from ..common.plan_triton import ChunkPlan
+from ..common.positions_triton import locate_program
 from ..common.tiles_triton import load_tile, state_pointers
 
 
 @triton.jit
-def _passed(level, C: tl.constexpr):
+def _level_tokens(level, C: tl.constexpr):
     """Return the mask [C, C] of decays (rows) between a token (column) and its half's boundary."""
     i, is_read, first, size = halves(level, C)
     t = tl.arange(0, C)[:, None]
@@ -92,7 +92,7 @@ def _passed(level, C: tl.constexpr):
 
 
 @triton.jit
-def _meet(level, C: tl.constexpr):
+def _opposite_halves(level, C: tl.constexpr):
     """Return the mask [C, C] of token pairs in opposite halves of one block."""
     i, _, _, _ = halves(level, C)
     return ((i[:, None] ^ i[None, :]) >> level) == 1
@@ -109,7 +109,7 @@ def scores_kernel(
     r, w, k [B, T, H, K], u [H, K], scores [chunks, H, C, C], mild [chunks, H] float32, 0 or 1
     sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
+    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
     )
     o_c, o_b, o_k = tl.arange(0, C), tl.arange(0, CHUNKS), tl.arange(0, BK)
@@ -121,22 +121,22 @@ def scores_kernel(
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_w, b_q, b_k = arrived(b_w), arrived(b_q), arrived(b_k)
     lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
-    b_w = bands(finite(b_w), CHUNKS)
+    b_w = bands(clamped_decay(b_w), CHUNKS)
     b_q, b_k = bands(b_q, CHUNKS).to(tl.float32) * scale, bands(b_k, CHUNKS).to(tl.float32)
     own = tl.sum(b_q * b_k * b_u[None, None, :], 2)
     if tl.min(lowest) > BLOCK_TOKEN:
         half = (j < C // 2).to(tl.float32)
-        q_high, q_low = split(b_q * exp(sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)))
-        k_high, k_low = split(b_k * exp(-sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)))
-        b_A = by_turned(q_high, q_low, k_high, k_low)
+        q_high, q_low = split(b_q * exp(sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)))
+        k_high, k_low = split(b_k * exp(-sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)))
+        b_A = by_transpose(q_high, q_low, k_high, k_low)
     else:
         b_A = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
         for level in range(LEVELS):
             _, is_read, _, _ = halves(level, C)
-            weight = exp(sums(each(tl.trans(_passed(level, C)), CHUNKS), b_w))
+            weight = exp(sums(per_band(tl.trans(_level_tokens(level, C)), CHUNKS), b_w))
             high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
-            b_A += only(each(_meet(level, C), CHUNKS), by_turned(high, low, high, low))
-    b_A = tl.where((i == j)[None, :, :], own[:, :, None], only((i > j)[None, :, :], b_A))
+            b_A += masked(per_band(_opposite_halves(level, C), CHUNKS), by_transpose(high, low, high, low))
+    b_A = tl.where((i == j)[None, :, :], own[:, :, None], masked((i > j)[None, :, :], b_A))
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
@@ -150,7 +150,7 @@ def _load_scores(p, there, C: tl.constexpr):
 
 
 @triton.jit
-def _load_scores_turned(p, there, C: tl.constexpr):
+def _load_scores_transposed(p, there, C: tl.constexpr):
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
 
@@ -170,7 +170,7 @@ def forward_kernel(
     first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
@@ -182,10 +182,10 @@ def forward_kernel(
     b_S = bands(tl.trans(b_S))
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (C * C)
-    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(r, k, begin, end, i_h, H, K, C, BK)
-    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores_turned(p_A, count > 0, C)
+    v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
+    A_next = _load_scores_transposed(p_A, count > 0, C)
     for n in range(0, count):
         start = begin + n * C
         i = ((first_chunk + n) * H + i_h).to(tl.int64)
@@ -193,30 +193,30 @@ def forward_kernel(
         more = n + 1 < count
         stop = tl.where(more, end, start + C)
         p_A += H * C * C
-        w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
+        w_next = load_transposed(w, start + C, stop, i_h, H, K, C, BK)
         x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
-        v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
-        A_next = _load_scores_turned(p_A, more, C)
-        decays, total = to_ends(bands(finite(b_w)), C)
+        v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
+        A_next = _load_scores_transposed(p_A, more, C)
+        decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
         high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
         q_high, k_high = sides(high)
         q_low, k_low = sides(low)
         if KEEP:
-            over, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            reciprocal, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(tl.float16)), mask=m_S)
             tl.store(units + i + tl.zeros([1], tl.int32), unit)
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         b_v = bands(b_v)
-        b_o = product(S_high, S_low, each(whole(q_high)), each(whole(q_low)))
-        b_o = add_given_by_split(b_o, b_v, each(A_high), each(A_low))
-        store_turned(o, b_o, start, end, i_h, H, V, C, BV)
+        b_o = product(S_high, S_low, per_band(flat(q_high)), per_band(flat(q_low)))
+        b_o = add_input_by_split(b_o, b_v, per_band(A_high), per_band(A_low))
+        store_transposed(o, b_o, start, end, i_h, H, V, C, BV)
         b_S *= exp(total)[None, None, :]
-        b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+        b_S = add_input_by_split(b_S, b_v, per_band(tl.trans(flat(k_high))), per_band(tl.trans(flat(k_low))))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & is_last)
+        tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
 
 
 @triton.jit
@@ -224,7 +224,7 @@ def _decays(b_w, is_mild, C: tl.constexpr):
     """Return the log decays of reads from point a and of keys to point b, [4, N, C] each, and those from the chunk's
     beginning to a and from b to its end, [4 N] each. a = b is the middle of a mild chunk; else they are its ends."""
     t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    read, key = sums_along(b_w, each(t < i)), sums_along(b_w, each(t > i))
+    read, key = sums_along(b_w, per_band(t < i)), sums_along(b_w, per_band(t > i))
     mid, rest = is_mild * column(read, C // 2), is_mild * column(key, C // 2 - 1)
     shape: tl.constexpr = (b_w.shape[0], b_w.shape[1])
     read -= tl.reshape(mid, shape)[:, :, None]
@@ -233,19 +233,19 @@ def _decays(b_w, is_mild, C: tl.constexpr):
 
 
 @triton.jit
-def _any_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
+def _dyadic_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     """Return what pairs inside the chunk add to dq, dk and dw, [4, N, C] each. b_P: P + P^T without the diagonal."""
     dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     P_high, P_low = split(b_P)
     for level in range(LEVELS):
         _, is_read, _, _ = halves(level, C)
         is_read = is_read[None, None, :]
-        passed, meets = _passed(level, C), _meet(level, C)
-        weight = exp(sums_along(b_w, each(passed)))
+        between, meets = _level_tokens(level, C), _opposite_halves(level, C)
+        weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_q, b_k) * weight
         high, low = split(b_x)
-        grad = narrow_product(high, low, each(only(meets, P_high)), each(only(meets, P_low)))
-        b_dw += sums_along(grad * b_x, each(tl.trans(passed)), False)
+        grad = narrow_product(high, low, per_band(masked(meets, P_high)), per_band(masked(meets, P_low)))
+        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), False)
         grad *= weight
         dq += tl.where(is_read, grad, 0.0)
         dk += tl.where(is_read, 0.0, grad)
@@ -266,7 +266,7 @@ def backward_kernel(
     last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
@@ -284,26 +284,26 @@ def backward_kernel(
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
-        b_w = load_turned(w, start, end, i_h, H, K, C, BK)
-        b_r = load_turned(r, start, end, i_h, H, K, C, BK)
-        b_k = load_turned(k, start, end, i_h, H, K, C, BK)
-        b_v = load_turned(v, start, end, i_h, H, V, C, BV)
-        b_do = load_turned(do, start, end, i_h, H, V, C, BV)
+        b_w = load_transposed(w, start, end, i_h, H, K, C, BK)
+        b_r = load_transposed(r, start, end, i_h, H, K, C, BK)
+        b_k = load_transposed(k, start, end, i_h, H, K, C, BK)
+        b_v = load_transposed(v, start, end, i_h, H, V, C, BV)
+        b_do = load_transposed(do, start, end, i_h, H, V, C, BV)
         b_A = _load_scores(scores + i * (C * C), True, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
         is_mild = tl.load(mild + i)
-        expect(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
+        prefetch(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
         more = (o_c >= 0) & (n + 1 < count)
         p_rows = (start - C + o_c) * H + i_h
-        expect(w + p_rows * K, more, BK)
-        expect(r + p_rows * K, more, BK)
-        expect(k + p_rows * K, more, BK)
-        expect(v + p_rows * V, more, BV)
-        expect(do + p_rows * V, more, BV)
-        expect(scores + (i - H) * (C * C) + o_c * C, more & (o_c % 2 == 0), 1)
+        prefetch(w + p_rows * K, more, BK)
+        prefetch(r + p_rows * K, more, BK)
+        prefetch(k + p_rows * K, more, BK)
+        prefetch(v + p_rows * V, more, BV)
+        prefetch(do + p_rows * V, more, BV)
+        prefetch(scores + (i - H) * (C * C) + o_c * C, more & (o_c % 2 == 0), 1)
         b_w, b_r, b_k = arrived(b_w), arrived(b_r), arrived(b_k)
         b_v, b_do, b_A = arrived(b_v), arrived(b_do), arrived(b_A)
-        b_w = bands(finite(b_w))
+        b_w = bands(clamped_decay(b_w))
         read, key, mid, rest = _decays(b_w, is_mild, C)
         b_D *= exp(passing + rest)[None, None, :]
         of_S, passing = exp(mid) * unit, mid
@@ -315,57 +315,57 @@ def backward_kernel(
         # In bands of channels of v.
         D_high, D_low = split(b_D)
         A_high, A_low = split(b_A)
-        b_dv = product(D_high, D_low, each(whole(k_high)), each(whole(k_low)))
-        b_dv = add_given_by_split(b_dv, bands(b_do), each(A_high), each(A_low))
-        store_turned(dv, b_dv, start, end, i_h, H, V, C, BV)
+        b_dv = product(D_high, D_low, per_band(flat(k_high)), per_band(flat(k_low)))
+        b_dv = add_input_by_split(b_dv, bands(b_do), per_band(A_high), per_band(A_low))
+        store_transposed(dv, b_dv, start, end, i_h, H, V, C, BV)
 
         # In bands of channels of k: keys.
         b_P = tl.dot(tl.trans(b_do), b_v)
-        own = tl.sum(only(t == s, b_P), 0)[None, None, :]
-        b_P = only(t > s, b_P)
-        D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
-        y = add_split_by_given(tl.zeros([BANDS, BK // BANDS, C], tl.float32), D_high, D_low, each(b_v))
+        own = tl.sum(masked(t == s, b_P), 0)[None, None, :]
+        b_P = masked(t > s, b_P)
+        D_high, D_low = bands(tl.trans(flat(D_high))), bands(tl.trans(flat(D_low)))
+        y = add_split_by_input(tl.zeros([BANDS, BK // BANDS, C], tl.float32), D_high, D_low, per_band(b_v))
         b_du += own * b_q * b_k
         # Reads.
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
         S_high, S_low = split(bands(b_S.to(tl.float32) * of_S[:, None]))
-        b_SD = by_turned(S_high, S_low, D_high, D_low)
+        b_SD = by_transpose(S_high, S_low, D_high, D_low)
         b_SD = tl.sum(tl.where(t == s, b_SD, 0.0), 2)
-        x = add_split_by_given(tl.zeros_like(y), S_high, S_low, each(b_do))
+        x = add_split_by_input(tl.zeros_like(y), S_high, S_low, per_band(b_do))
 
         # Pairs of tokens inside the chunk.
         keys = k_high.to(tl.float32) + k_low.to(tl.float32)
         reads = q_high.to(tl.float32) + q_low.to(tl.float32)
-        b_dw = sums_along(keys * y, each(t < s), False)
+        b_dw = sums_along(keys * y, per_band(t < s), False)
         if is_mild > 0:
             P_high, P_low = split(b_P)
-            z = add_whole_product(tl.zeros_like(y), q_high, q_low, each(P_high), each(P_low))
-            x = add_whole_product(x, k_high, k_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
+            z = add_full_product(tl.zeros_like(y), q_high, q_low, per_band(P_high), per_band(P_low))
+            x = add_full_product(x, k_high, k_low, per_band(tl.trans(P_high)), per_band(tl.trans(P_low)))
             of_pairs = keys * z
-            b_dw += sums_along(reads * x - of_pairs, each(t > s))
+            b_dw += sums_along(reads * x - of_pairs, per_band(t > s))
             b_dw += b_SD[:, :, None] - of_pairs
             b_dq, b_dk = x * read, (y + z) * key
         else:
-            b_dq, b_dk, of_pairs = _any_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
-            total = exp(whole_decay(b_w, C))
-            b_dw += of_pairs + sums_along(reads * x, each(t > s), False)
+            b_dq, b_dk, of_pairs = _dyadic_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
+            total = exp(total_decay(b_w, C))
+            b_dw += of_pairs + sums_along(reads * x, per_band(t > s), False)
             b_dw += (b_SD * tl.reshape(total, (BANDS, BK // BANDS)))[:, :, None]
             b_dq += x * read
             b_dk += y * key
             b_D *= total[None, None, :]
         empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
         b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
-        store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
-        store_turned(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
-        store_turned(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
-        b_D = add_given_by_split(b_D, bands(b_do), each(tl.trans(whole(q_high))), each(tl.trans(whole(q_low))))
+        store_transposed(dw, b_dw, start, end, i_h, H, K, C, BK)
+        store_transposed(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
+        store_transposed(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
+        b_D = add_input_by_split(b_D, bands(b_do), per_band(tl.trans(flat(q_high))), per_band(tl.trans(flat(q_low))))
     b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
+    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
     tl.store(du + (i_p * H + i_h) * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
 
 
-FORWARD = 3 * ENOUGH // 4
+FORWARD = 3 * FULL_GPU // 4
 """Programs of the forward kernel that fill a GPU: three a multiprocessor; of the backward kernel two."""
 
 
@@ -379,78 +379,74 @@ class _Plan(Parts):
         return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
 
     @property
-    def kept_shapes(self) -> tuple[tuple[int], tuple[int]]:
-        """The shapes that the function `kept_shapes` returns."""
+    def saved_shapes(self) -> tuple[tuple[int], tuple[int]]:
+        """The shapes that the function `saved_shapes` returns."""
         states, *others = self.sizes
         return (cdiv(states, 2),), (sum(others),)
 
-    def entering(self, x, y, w, scale, first, where, reverse: bool, meanwhile=lambda: None):
-        """Compute the states entering the parts of all sequences (reverse: the gradients of those leaving them).
-
-        meanwhile: see `ChunkPlan.entering`."""
+    def start_parts(self, x, y, w, scale, first, where, reverse: bool):
+        """Do `ChunkPlan.start_parts` for the parts of all sequences."""
         if not self.several and not callable(first):
-            meanwhile()
-            return first
-        _, sequence_of_part, before, *_ = where
+            return lambda: first
+        _, sequence_of_part, parts_before, *_ = where
         stream = ChunkPlan("rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE)  # whose chunks are longer
-        tokens = CHUNK * self.L
-        return stream.entering(x, y, w, scale, first, self.parts, sequence_of_part, before, tokens, reverse, meanwhile)
+        return stream.start_parts(
+            x, y, w, scale, first, self.parts, sequence_of_part, parts_before, CHUNK * self.L, reverse
+        )
 
 
-def meets(*tensors) -> bool:
-    """See `ahead_triton.Kernels`: `ChunkPlan.entering` accepts a function as an initial state."""
-    return True
+ACCEPTS_FUNCTIONS = True
+"""Whether a state may be a function (`ahead_triton.Kernels`)."""
 
 
-def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, two 16-bit numbers in
     one; and, in one tensor, the states' scales, the scores, and the mild flags."""
-    return _Plan(r, v, packing).kept_shapes
+    return _Plan(r, v, packing).saved_shapes
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing, FORWARD)
-    together = options_of("rwkv6.fused.scores", r)["num_warps"]
+    group_size = launch_options("rwkv6.fused.scores", r)["num_warps"]
     # Saved tensors must not be uninitialized, and packed sequences may not fill them.
     allocate = r.new_zeros if plan.packed else r.new_empty
-    shapes = plan.kept_shapes if keep else ((0,), plan.kept_shapes[1])
+    shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
     units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
-    where_scores, where = plan.where(CHUNK * together), plan.where(CHUNK * plan.L, plan.L)
-
-    def compute_scores():
-        scores_kernel[(plan.room(CHUNK * together) * plan.H,)](
-            r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=together,
-            PACKED=plan.packed, **options_of("rwkv6.fused.scores", r),
-        )  # fmt: skip
-
-    first = plan.entering(k, v, w, 1.0, initial_state, where, reverse=False, meanwhile=compute_scores)
+    where_scores, where = plan.where(CHUNK * group_size), plan.where(CHUNK * plan.L, plan.L)
+    first = plan.start_parts(k, v, w, 1.0, initial_state, where, reverse=False)
+    # Launched before these states are needed: other ranks may have to send them.
+    scores_kernel[(plan.capacity(CHUNK * group_size) * plan.H,)](
+        r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=group_size,
+        PACKED=plan.packed, **launch_options("rwkv6.fused.scores", r),
+    )  # fmt: skip
+    first = first()
     forward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
         V=plan.V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
-        PACKED=plan.packed, **options_of("rwkv6.fused.forward", r),
+        PACKED=plan.packed, **launch_options("rwkv6.fused.forward", r),
     )  # fmt: skip
     return o, final_state, (states, others)
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    states, others = kept
+    states, others = saved
     plan = _Plan(r, v, packing)
     units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
     du = others.new_empty(plan.parts, plan.H, plan.K)
     where = plan.where(CHUNK * plan.L, plan.L)
-    last = plan.entering(r, do, w, scale, dfinal_state, where, reverse=True)
+    last = plan.start_parts(r, do, w, scale, dfinal_state, where, reverse=True)()
     backward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
         last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
-        PACKED=plan.packed, **options_of("rwkv6.fused.backward", r),
+        PACKED=plan.packed, **launch_options("rwkv6.fused.backward", r),
     )  # fmt: skip
     return dr, dk, dv, dw, du.sum(0), dinitial_state

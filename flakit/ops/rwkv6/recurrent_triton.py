@@ -10,25 +10,25 @@ import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT
+from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
     arrived_turn,
+    as_vector,
+    blocks_and_options,
     checkpoints,
     checkpoints_shape,
-    cut,
     load_turn,
+    relayout,
     sequences,
-    span,
     split_decay,
-    summed,
-    taken,
-    through,
-    together,
+    sum_blocks,
+    tokens_per_turn,
 )
 
 
 @kernel
 def recurrent_kernel(
-    r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+    r, k, v, w, u, initial_state, o, states, final_state, scale, cu_seqlens, checkpoints_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -37,7 +37,7 @@ def recurrent_kernel(
 
     r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
-    cu_seqlens, offsets (in checkpoints) [N + 1]
+    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -45,16 +45,16 @@ def recurrent_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
 
     b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
     elif KEEP:
-        b_S = through(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
+        b_S = relayout(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
     elif WANTS_FINAL:
-        b_S = through(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
+        b_S = relayout(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
     length = (end - start).to(tl.int32)
     ahead = load_turn((r, k, w), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
     for begin in range(0, length, U):
@@ -68,19 +68,19 @@ def recurrent_kernel(
             b_r *= scale
             high, low = split_decay(b_w)
             own = tl.sum(b_r * b_u * b_k) * b_v
-            b_o = tl.sum(taken(b_r)[:, None] * b_S, 0) + taken(own)
+            b_o = tl.sum(as_vector(b_r)[:, None] * b_S, 0) + as_vector(own)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
-            b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
-            b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_kv)
+            b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
+            b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_kv)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
 
 @kernel
 def recurrent_grads_kernel(
-    r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale, cu_seqlens, offsets, T,
-    tokens, N,
+    r, k, v, w, u, do, states, dfinal_state, scratch, dr, dk, dv, dw, du, dinitial_state, scale,
+    cu_seqlens, checkpoints_before, T, tokens, N,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def recurrent_grads_kernel(
     r, k, w [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], tokens = B T
     dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V
     states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
-    cu_seqlens, offsets (in checkpoints) [N + 1]
+    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -98,7 +98,7 @@ def recurrent_grads_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
@@ -108,7 +108,7 @@ def recurrent_grads_kernel(
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D, True)
+    b_D = relayout(p_scratch, b_D, True)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
@@ -125,8 +125,8 @@ def recurrent_grads_kernel(
             for n in tl.static_range(U):
                 b_k, b_w, b_v = turn[n]
                 high, low = split_decay(b_w)
-                b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
-                b_S = taken(high)[:, None] * b_S + (taken(low)[:, None] * b_S + b_kv)
+                b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
+                b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_kv)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
@@ -140,23 +140,23 @@ def recurrent_grads_kernel(
             for n in tl.static_range(U):
                 _, b_k, b_w, b_v, _ = rows[n]
                 high, low = split_decay(b_w)
-                n_high, n_low = taken(high), taken(low)
+                n_high, n_low = as_vector(high), as_vector(low)
                 factors += ((high, n_high, n_low),)
                 befores += (b_S,)
                 if n + 1 < U:
-                    b_kv = taken(b_k)[:, None] * taken(b_v)[None, :]
+                    b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
                     b_S = n_high[:, None] * b_S + (n_low[:, None] * b_S + b_kv)
             for n in tl.static_range(U - 1, -1, -1):
                 b_q, b_k, _, b_v, b_do = rows[n]
                 high, n_high, n_low = factors[n]
                 b_S = befores[n]
                 b_q *= scale
-                q_do = taken(b_q)[:, None] * taken(b_do)[None, :]
+                q_do = as_vector(b_q)[:, None] * as_vector(b_do)[None, :]
                 v_do = tl.sum(b_v * b_do)
-                b_dq = tl.sum(b_S * taken(b_do)[None, :], 1) + taken(b_u * b_k * v_do)
-                b_dk = tl.sum(b_D * taken(b_v)[None, :], 1) + taken(b_u * b_q * v_do)
-                b_dw = taken(high) * tl.sum(b_S * b_D, 1)
-                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0) + taken(tl.sum(b_q * b_u * b_k) * b_do)
+                b_dq = tl.sum(b_S * as_vector(b_do)[None, :], 1) + as_vector(b_u * b_k * v_do)
+                b_dk = tl.sum(b_D * as_vector(b_v)[None, :], 1) + as_vector(b_u * b_q * v_do)
+                b_dw = as_vector(high) * tl.sum(b_S * b_D, 1)
+                b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
@@ -170,36 +170,36 @@ def recurrent_grads_kernel(
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state every CHECKPOINT tokens, and an empty one."""
     return checkpoints_shape(r, v.shape[-1], packing), (0,)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = cut("rwkv6.recurrent", r, V)
+    BK, BV, NV, options = blocks_and_options("rwkv6.recurrent", r, V)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, k, v, w, u, initial_state, o, states, final_state, scale, *offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
     )  # fmt: skip
     return o, final_state, (states, empty(0)) if keep else None
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
-    states, _ = kept
+    states, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = cut("rwkv6.recurrent_grads", r, V)
-    U = together(T)
+    BK, BV, NV, options = blocks_and_options("rwkv6.recurrent_grads", r, V)
+    U = tokens_per_turn(T)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dk, dw = (empty(NV, B, T, H, K) for _ in range(3))
     dv, du, dinitial_state = torch.empty_like(v), empty(NV, N, H, K), empty(N, H, K, V)
@@ -209,4 +209,4 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, kept, do,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    return summed(dr), summed(dk), dv, summed(dw), du.sum((0, 1)), dinitial_state
+    return sum_blocks(dr), sum_blocks(dk), dv, sum_blocks(dw), du.sum((0, 1)), dinitial_state

@@ -264,12 +264,12 @@ def _shapes(r, w, k, v, a, b, N):
     return v.shape, ((N, *r.shape[2:], v.shape[3]),)
 
 
-def _passing_shape(tensors):
+def _map_shape(tensors):
     B, _, H, K = tensors[0].shape
     return B, H, K, K
 
 
-def _passing(operator, tensors, settings):
+def _map(operator, tensors, settings):
     """Return M [B, H, K, K]: the final state of the identity when nothing is written."""
     r, w, k, _, a, b = tensors
     B, _, H, K = r.shape
@@ -279,7 +279,7 @@ def _passing(operator, tensors, settings):
     return M
 
 
-def _passed(M, parts, transposed):
+def _apply_map(M, parts, transposed):
     """Return M S or M^T S for each part of a state, computed in float64, which no PyTorch setting turns into TF32."""
     return [(M.mT if transposed else M).double() @ x.double() for x in parts]
 
@@ -289,8 +289,8 @@ _registered = Registered(
     __package__,
     sequences="rwkvab",
     decay="w",
-    kept=4,
+    saved=4,
     fused=True,
     shapes=_shapes,
-    passing=ranks.Passing(_passing_shape, _passing, _passed),
+    linear_map=ranks.LinearMap(_map_shape, _map, _apply_map),
 )

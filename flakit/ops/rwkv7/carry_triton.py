@@ -11,25 +11,25 @@ import triton.language as tl
 
 from ..common.bands_triton import (
     bands,
+    clamped_decay,
     column,
-    each,
-    finite,
+    decays_to_ends,
+    flat,
     load_pair,
-    load_turned,
+    load_transposed,
     narrow_product,
-    piece,
+    per_band,
     sides,
-    to_ends,
-    whole,
 )
 from ..common.blocks_triton import (
-    add_given_by_split,
+    add_input_by_split,
     add_product,
     exp,
     kernel,
     split,
     sums_along,
 )
+from ..common.positions_triton import locate_program, pieces_of
 from ..common.tiles_triton import state_pointers
 
 
@@ -39,7 +39,7 @@ def decays_from_ends(b_w, C: tl.constexpr):
     [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_r % C)[None, :]
-    return sums_along(b_w, each(o_c < i + (o_r < C)[None, :])), sums_along(b_w, each(o_c > i))
+    return sums_along(b_w, per_band(o_c < i + (o_r < C)[None, :])), sums_along(b_w, per_band(o_c > i))
 
 
 @kernel
@@ -47,20 +47,20 @@ def carry_kernel(
     w, k, v, a, b, scores, first, products, written,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_FIRST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
+    HAS_FIRST: tl.constexpr, ALL_PARTS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute M and N of each part: its results for the identity without v, and for zeros, or in the first part for the
-    initial state. WHOLE: of the last part too. In registers: both, transposed, and the next chunk's rows, while they
-    load.
+    initial state. ALL_PARTS: of the last part too. In registers: both, transposed, and the next chunk's rows, while
+    they load.
 
     w, k, a, b [B, T, H, K], v [B, T, H, V], scores [chunks, H, 2, C, C] (see `fused_chunk_triton.scores_kernel`)
     first [N, H, K, V], products [parts, H, K, K], written [parts, H, K, V]
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    if not WHOLE:
+    if not ALL_PARTS:
         count = tl.where(is_last, 0, count)  # unused, but saved tensors must not be uninitialized
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
@@ -72,10 +72,10 @@ def carry_kernel(
         b_S += tl.load(p_S, mask=m_S & is_first, other=0.0)
     b_S = bands(tl.trans(b_S))
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
-    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
-    k_next = load_turned(k, begin, end, i_h, H, K, C, BK)
-    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+    k_next = load_transposed(k, begin, end, i_h, H, K, C, BK)
+    v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
     A_next = tl.load(p_A, mask=below & (count > 0), other=0.0)
     U_next = tl.load(p_A + C * C, mask=below & (count > 0), other=0.0)
     for n in range(0, count):
@@ -84,56 +84,56 @@ def carry_kernel(
         stop = tl.where(more, end, start)
         b_w, b_x, b_k, b_v, b_A, b_U = w_next, x_next, k_next, bands(v_next), A_next, U_next
         p_A += H * 2 * C * C
-        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        w_next = load_transposed(w, start, stop, i_h, H, K, C, BK)
         x_next = load_pair(a, b, start, stop, i_h, H, K, C, BK)
-        k_next = load_turned(k, start, stop, i_h, H, K, C, BK)
-        v_next = load_turned(v, start, stop, i_h, H, V, C, BV)
+        k_next = load_transposed(k, start, stop, i_h, H, K, C, BK)
+        v_next = load_transposed(v, start, stop, i_h, H, V, C, BV)
         A_next = tl.load(p_A, mask=below & more, other=0.0)
         U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
-        decays, total = to_ends(bands(finite(b_w)), C)
+        decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
         decays = exp(decays)
         x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
         k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
         a_high, b_high = sides(x_high)
         a_low, b_low = sides(x_low)
-        a_high, a_low, b_high, b_low = whole(a_high), whole(a_low), tl.trans(whole(b_high)), tl.trans(whole(b_low))
+        a_high, a_low, b_high, b_low = flat(a_high), flat(a_low), tl.trans(flat(b_high)), tl.trans(flat(b_low))
         A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + eye)
         total = exp(total)[None, None, :]
         high, low = split(b_M)
-        f_high, f_low = split(narrow_product(high, low, each(a_high), each(a_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
-        b_M = add_product(b_M * total, f_high, f_low, each(b_high), each(b_low))
+        f_high, f_low = split(narrow_product(high, low, per_band(a_high), per_band(a_low)))
+        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
+        b_M = add_product(b_M * total, f_high, f_low, per_band(b_high), per_band(b_low))
         high, low = split(b_S)
-        b_f = narrow_product(high, low, each(a_high), each(a_low))
-        f_high, f_low = split(add_given_by_split(b_f, b_v, each(A_high), each(A_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, each(U_high), each(U_low)))
-        b_S = add_product(b_S * total, f_high, f_low, each(b_high), each(b_low))
-        b_S = add_given_by_split(b_S, b_v, each(tl.trans(whole(k_high))), each(tl.trans(whole(k_low))))
+        b_f = narrow_product(high, low, per_band(a_high), per_band(a_low))
+        f_high, f_low = split(add_input_by_split(b_f, b_v, per_band(A_high), per_band(A_low)))
+        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
+        b_S = add_product(b_S * total, f_high, f_low, per_band(b_high), per_band(b_low))
+        b_S = add_input_by_split(b_S, b_v, per_band(tl.trans(flat(k_high))), per_band(tl.trans(flat(k_low))))
     p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
-    tl.store(p_M, tl.trans(whole(b_M)), mask=m_M)
+    tl.store(p_M, tl.trans(flat(b_M)), mask=m_M)
     p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_S, tl.trans(whole(b_S)), mask=m_S)
+    tl.store(p_S, tl.trans(flat(b_S)), mask=m_S)
 
 
 @kernel
 def carry_grads_kernel(
     r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_LAST: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr,
+    HAS_LAST: tl.constexpr, ALL_PARTS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the state entering each part for a zero gradient of the state leaving it, or in the last
-    part for the final state's. WHOLE: of the first part too. In registers: D^T, and the previous chunk's rows, while
-    they load.
+    part for the final state's. ALL_PARTS: of the first part too. In registers: D^T, and the previous chunk's rows,
+    while they load.
 
     r, w, a, b [B, T, H, K], do [B, T, H, V], scores [chunks, H, 2, C, C]
     last [N, H, K, V], written [parts, H, K, V]
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    if not WHOLE:
+    if not ALL_PARTS:
         if is_first:
             return
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
@@ -146,10 +146,10 @@ def carry_grads_kernel(
     b_D = bands(tl.trans(b_D))
     start = begin + (count - 1) * C
     p_A = scores + ((first_chunk + count - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
-    w_next = load_turned(w, start, end, i_h, H, K, C, BK)
+    w_next = load_transposed(w, start, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
-    b_next = load_turned(b, start, end, i_h, H, K, C, BK)
-    do_next = load_turned(do, start, end, i_h, H, V, C, BV)
+    b_next = load_transposed(b, start, end, i_h, H, K, C, BK)
+    do_next = load_transposed(do, start, end, i_h, H, V, C, BV)
     N_next = tl.load(p_A + j * C + i, mask=(i >= j) & (count > 0), other=0.0)
     U_next = tl.load(p_A + i * C + j, mask=(i > j) & (count > 0), other=0.0)
     for n in range(0, count):
@@ -158,30 +158,30 @@ def carry_grads_kernel(
         start -= C
         stop = tl.where(more, end, start)
         p_A -= H * 2 * C * C
-        w_next = load_turned(w, start, stop, i_h, H, K, C, BK)
+        w_next = load_transposed(w, start, stop, i_h, H, K, C, BK)
         R_next = load_pair(r, a, start, stop, i_h, H, K, C, BK)
-        b_next = load_turned(b, start, stop, i_h, H, K, C, BK)
-        do_next = load_turned(do, start, stop, i_h, H, V, C, BV)
+        b_next = load_transposed(b, start, stop, i_h, H, K, C, BK)
+        do_next = load_transposed(do, start, stop, i_h, H, V, C, BV)
         N_next = tl.load(p_A + j * C + i, mask=(i >= j) & more, other=0.0)
         U_next = tl.load(p_A + i * C + j, mask=(i > j) & more, other=0.0)
-        read, key = decays_from_ends(bands(finite(b_w)), C)
+        read, key = decays_from_ends(bands(clamped_decay(b_w)), C)
         total = column(read, C - 1)
         R_high, R_low = split(bands(b_R).to(tl.float32) * (exp(read) * by_scale))
         r_high, a_high = sides(R_high)
         r_low, a_low = sides(R_low)
         b_high, b_low = split(bands(b_b).to(tl.float32) * exp(sides(key)[0]))
         D_high, D_low = split(b_D)
-        y_high, y_low = split(narrow_product(D_high, D_low, each(whole(b_high)), each(whole(b_low))))
+        y_high, y_low = split(narrow_product(D_high, D_low, per_band(flat(b_high)), per_band(flat(b_low))))
         U_high, U_low = split(b_U + eye)
         N_high, N_low = split(b_N)
-        b_y = narrow_product(y_high, y_low, each(U_high), each(U_low))
-        b_y = add_given_by_split(b_y, b_do, each(N_high), each(N_low))
+        b_y = narrow_product(y_high, y_low, per_band(U_high), per_band(U_low))
+        b_y = add_input_by_split(b_y, b_do, per_band(N_high), per_band(N_low))
         y_high, y_low = split(b_y)
         b_D *= exp(total)[None, None, :]
-        b_D = add_product(b_D, y_high, y_low, each(tl.trans(whole(a_high))), each(tl.trans(whole(a_low))))
-        b_D = add_given_by_split(b_D, b_do, each(tl.trans(whole(r_high))), each(tl.trans(whole(r_low))))
+        b_D = add_product(b_D, y_high, y_low, per_band(tl.trans(flat(a_high))), per_band(tl.trans(flat(a_low))))
+        b_D = add_input_by_split(b_D, b_do, per_band(tl.trans(flat(r_high))), per_band(tl.trans(flat(r_low))))
     p_D, m_D = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D)
+    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D)
 
 
 @kernel
@@ -194,14 +194,11 @@ def entering_kernel(
     enters each. The first visited part has the initial value in `written` already. In registers: S or D.
 
     products [parts, H, K, K], written, entering [all parts, H, K, V], first [N, H, K, V]
-    parts_before [N + 1]: parts before each packed sequence; parts: the number in each sequence otherwise
+    parts_before [N + 1], or None; parts: the number in each sequence unless packed
     """
     i_nh = tl.program_id(0)
     i_n, i_h = i_nh // H, i_nh % H
-    first_part = i_n * parts
-    if PACKED:
-        first_part = tl.load(parts_before + i_n)
-        parts = tl.load(parts_before + i_n + 1) - first_part
+    first_part, parts = pieces_of(i_n, parts_before, parts, PACKED)
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
         p_S, m_S = state_pointers(first, i_nh, 0, 0, K, V, BK, BV)

@@ -29,18 +29,18 @@ import triton.language as tl
 from ..common.blocks_triton import below, diagonal, dot, kernel, level_pairs, program, row_at, sums, to_operand
 from ..common.dispatch import interpreted
 from ..common.launch import TABLE, block, cdiv
-from ..common.pairs_triton import halves, level_decays, meet, only, within
-from ..common.plan_triton import ChunkPlan, cut_into_chunks, kept_states_shape
+from ..common.pairs_triton import halves, level_decays, masked, opposite_halves, within
+from ..common.plan_triton import ChunkPlan
+from ..common.positions_triton import locate_chunk, pieces_of, rows_of
 from ..common.tiles_triton import (
     MILD_HALF,
     MILD_TOKEN,
+    handles,
     load_decays,
     load_tile,
-    locate,
     matrix_pointers,
     state_pointers,
     store_tile,
-    takes,
 )
 
 SOLVE = {"tf32": "ieee" if interpreted() else "bf16x3", "tf32x3": "ieee"}
@@ -53,7 +53,7 @@ and db of repeated tokens to a tenth. Triton's interpreter does not support bf16
 
 
 @triton.jit
-def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+def _classify(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
              MILD: tl.constexpr):  # fmt: skip
     """Return whether this launch, of a path's first kernel, handles chunk-and-head i; the mild one sets the flag.
 
@@ -67,7 +67,7 @@ def _decides(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: t
         is_mild = (lowest > 2 * MILD_HALF / C) & (lowest > MILD_TOKEN)
         tl.store(mild + i, is_mild.to(tl.int32))
     else:
-        is_mild = takes(mild, i, 1, MILD)
+        is_mild = handles(mild, i, 1, MILD)
     return is_mild
 
 
@@ -88,8 +88,8 @@ def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.conste
     """Return the scores of reads x and keys y at one dyadic level, [C, C]; weight: of the level's rows, [C, BK]."""
     _, right, _, _ = halves(level, C)
     b_xy = tl.where(right[:, None], b_x, b_y) * weight
-    right_by_left = right[:, None] & meet(level, C)
-    return only(right_by_left, dot(b_xy, tl.trans(b_xy), PRECISION))
+    right_by_left = right[:, None] & opposite_halves(level, C)
+    return masked(right_by_left, dot(b_xy, tl.trans(b_xy), PRECISION))
 
 
 @triton.jit
@@ -140,20 +140,20 @@ def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr
 
 @kernel
 def prepare_kernel(
-    w, k, v, a, b, transfer, found, inverse, mild, sequence_of_chunk, cu_seqlens, offsets, T,
+    w, k, v, a, b, transfer, v2, inverse, mild, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """U = (I - A_ab)^{-1}, found = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
+    """U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
 
-    w, k, a, b, transfer [B, T, H, K], v, found [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
     b_ab = tl.zeros([C, C], dtype=tl.float32)
     b_ak = tl.zeros([C, C], dtype=tl.float32)
@@ -182,8 +182,8 @@ def prepare_kernel(
             store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_f = dot(b_U, dot(b_ak, b_v, SOLVE), SOLVE)
-        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+        b_v2 = dot(b_U, dot(b_ak, b_v, SOLVE), SOLVE)
+        store_tile(v2, b_v2, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -200,18 +200,18 @@ def _rows(start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.cons
 
 
 @triton.jit
-def _stream_loads(x, y, z, w, transfer, found, start, end, i_h, i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+def _stream_loads(x, y, z, w, transfer, reads, start, end, i_h, i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                   C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr):  # fmt: skip
     o_k, m_k = _rows(start, end, i_h, 0, 0, H, K, C, BK, not REVERSE)
     o_v, m_v = _rows(start, end, i_h, i_v, 0, H, V, C, BV, not REVERSE)
     o_w, m_w = _rows(start, end, i_h, 0, -1 if REVERSE else 1, H, K, C, BK, not REVERSE)
     b_W = tl.load(transfer + o_k, mask=m_k, other=0.0)
-    b_f = tl.load(found + o_v, mask=m_v, other=0.0)
+    b_reads = tl.load(reads + o_v, mask=m_v, other=0.0)
     b_x = tl.load(x + o_k, mask=m_k, other=0.0)
     b_y = tl.load(y + o_v, mask=m_v, other=0.0)
     b_z = tl.load(z + o_k, mask=m_k, other=0.0)
     b_w = tl.load(w + o_k, mask=m_k, other=0.0)
-    return b_W, b_f, b_x, b_y, b_z, b_w, tl.load(w + o_w, mask=m_w, other=0.0)
+    return b_W, b_reads, b_x, b_y, b_z, b_w, tl.load(w + o_w, mask=m_w, other=0.0)
 
 
 @triton.jit
@@ -230,33 +230,25 @@ def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constex
 
 @kernel
 def stream_kernel(
-    x, y, z, w, transfer, found, states, first, last, scale, cu_seqlens, offsets, T,
+    x, y, z, w, transfer, reads, states, first, last, scale, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """found += transfer S, then S <- e^{total} S + x^T y + z^T found, chunk by chunk. In registers: S [BK, BV].
+    """reads += transfer S, then S <- e^{total} S + x^T y + z^T reads, chunk by chunk. In registers: S [BK, BV].
 
     x, y, z: k e^{after}, v, b e^{after}; REVERSE, where S is its gradient: scale r e^w e^{before}, do, a e^{before}.
     The state before each chunk is stored. A chunk's loads overlap the previous chunk's computation. Forward, a chunk's
     rows are read from the last to the first: row order does not matter, and the decay after a row becomes a prefix sum.
 
-    x, z, w, transfer [B, T, H, K], y, found [B, T, H, V], states [chunks, H, K, V], first, last [N, H, K, V]
-    cu_seqlens, offsets (in chunks) [N + 1]
+    x, z, w, transfer [B, T, H, K], y, reads [B, T, H, V], states [chunks, H, K, V], first, last [N, H, K, V]
+    cu_seqlens, chunks_before [N + 1]
     """
     # Sequences and heads on the first axis: the others end at 65535. A single axis would spill 800 more bytes.
     i_nh, i_v = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H
-    if PACKED:
-        first_chunk = tl.load(offsets + i_n)
-        chunks = tl.load(offsets + i_n + 1) - first_chunk
-        begin = tl.load(cu_seqlens + i_n).to(tl.int64)
-        end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
-    else:
-        chunks = tl.cdiv(T, C)
-        first_chunk = i_n * chunks
-        begin = i_n.to(tl.int64) * T
-        end = begin + T
+    first_chunk, chunks = pieces_of(i_n, chunks_before, tl.cdiv(T, C), PACKED)
+    begin, end = rows_of(i_n, cu_seqlens, T, PACKED)
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
         p_S, m_S = state_pointers(first, i_nh, 0, i_v, K, V, BK, BV)
@@ -269,26 +261,26 @@ def stream_kernel(
         step = 1
     start = begin + tl.cast(i_c, tl.int64) * C
     # An empty sequence loads nothing: its end is set to the chunk's start, wherever that is.
-    b_W, b_f, b_x, b_y, b_z, b_w, b_next = _stream_loads(
-        x, y, z, w, transfer, found, start, tl.where(chunks > 0, end, start), i_h, i_v, H, K, V, C, BK, BV, REVERSE
+    b_W, b_reads, b_x, b_y, b_z, b_w, b_next = _stream_loads(
+        x, y, z, w, transfer, reads, start, tl.where(chunks > 0, end, start), i_h, i_v, H, K, V, C, BK, BV, REVERSE
     )
     b_W, b_x, b_y, b_z, total = _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE, PRECISION)
     for _ in range(0, chunks):
         # Chunks outside the sequence load nothing: the end is set to the chunk's start.
         later = start + step * C
         inside = (later >= begin) & (later < end)
-        n_W, n_f, n_x, n_y, n_z, n_w, n_next = _stream_loads(
-            x, y, z, w, transfer, found, later, tl.where(inside, end, later), i_h, i_v, H, K, V, C, BK, BV, REVERSE
+        n_W, n_reads, n_x, n_y, n_z, n_w, n_next = _stream_loads(
+            x, y, z, w, transfer, reads, later, tl.where(inside, end, later), i_h, i_v, H, K, V, C, BK, BV, REVERSE
         )
         p_S, m_S = state_pointers(states, (first_chunk + i_c) * H + i_h, 0, i_v, K, V, BK, BV)
         tl.store(p_S, b_S, mask=m_S)
-        b_f += tl.dot(b_W, to_operand(b_S, PRECISION), input_precision=PRECISION)
+        b_reads += tl.dot(b_W, to_operand(b_S, PRECISION), input_precision=PRECISION)
         o_v, m_v = _rows(start, end, i_h, i_v, 0, H, V, C, BV, not REVERSE)
-        tl.store(found + o_v, b_f, mask=m_v)
+        tl.store(reads + o_v, b_reads, mask=m_v)
         b_S = total[:, None] * b_S + tl.dot(b_x, b_y, input_precision=PRECISION)
-        b_S += tl.dot(b_z, to_operand(b_f, PRECISION), input_precision=PRECISION)
+        b_S += tl.dot(b_z, to_operand(b_reads, PRECISION), input_precision=PRECISION)
         b_W, b_x, b_y, b_z, total = _stream_operands(n_W, n_x, n_y, n_z, n_w, n_next, scale, REVERSE, PRECISION)
-        b_f = n_f
+        b_reads = n_reads
         start = later
         i_c += step
     if WANTS_LAST:
@@ -298,21 +290,21 @@ def stream_kernel(
 
 @kernel
 def output_kernel(
-    r, w, k, v, b, found, states, mild, o, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, w, k, v, b, v2, states, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
 
-    r, w, k, b [B, T, H, K], v, found, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     b_rk = tl.zeros([C, C], dtype=tl.float32)
     b_rb = tl.zeros([C, C], dtype=tl.float32)
     d_rk = tl.zeros([C], dtype=tl.float32)
@@ -334,28 +326,28 @@ def output_kernel(
         d_rb += tl.sum(b_r * b_b, 1)
         b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_f = load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV)
+    b_v2 = load_tile(v2, start, end, i_h, i_v, 0, H, V, C, BV)
     b_o += tl.dot(to_operand(_with_diagonal(b_rk, d_rk, C), PRECISION), b_v, input_precision=PRECISION)
-    b_o += dot(_with_diagonal(b_rb, d_rb, C), b_f, PRECISION)
+    b_o += dot(_with_diagonal(b_rb, d_rb, C), b_v2, PRECISION)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
 @kernel
 def prepare_grads_kernel(
-    r, w, b, do, inverse, mild, transfer, found, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, w, b, do, inverse, mild, transfer, y, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """transfer = U^T b^, found = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
+    """transfer = U^T b^, y = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
 
-    r, w, b, transfer [B, T, H, K], do, found [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
-    if _decides(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
     b_Ut = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
     b_rb = tl.zeros([C, C], dtype=tl.float32)
@@ -374,27 +366,27 @@ def prepare_grads_kernel(
     b_rb = tl.trans(_with_diagonal(b_rb, d_rb, C))
     for i_v in range(0, (V + BV - 1) // BV):
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_f = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
-        store_tile(found, b_f, start, end, i_h, i_v, H, V, C, BV)
+        b_y = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
+        store_tile(y, b_y, start, end, i_h, i_v, H, V, C, BV)
 
 
 @kernel
 def value_grads_kernel(
-    r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, offsets, T,
+    r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk and block of V. In registers: A_rk, A_ak [C, C].
 
     r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if takes(mild, i_c * H + i_h, FLAGS, MILD) == 0:
+    if handles(mild, i_c * H + i_h, FLAGS, MILD) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     b_rk = tl.zeros([C, C], dtype=tl.float32)
     b_ak = tl.zeros([C, C], dtype=tl.float32)
     d_rk = tl.zeros([C], dtype=tl.float32)
@@ -421,7 +413,7 @@ def value_grads_kernel(
 
 
 @triton.jit
-def _meet_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+def _read_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                  C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Return x S^T and y S^T for one chunk, [C, BK] each."""
     b_xS = tl.zeros([C, BK], dtype=tl.float32)
@@ -495,8 +487,8 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b
     b_xy = b_qb + tl.trans(b_ak)
     for level in range(LEVELS):
         o_c, right, first, size = halves(level, C)
-        met = meet(level, C)
-        m_xx, m_yy, m_xy = only(met, b_xx), only(met, b_yy), only(met, b_xy)
+        met = opposite_halves(level, C)
+        m_xx, m_yy, m_xy = masked(met, b_xx), masked(met, b_yy), masked(met, b_xy)
         weight = tl.exp(level_decays(b_w, level, C))
         b_x, b_y = tl.where(right[:, None], b_q, b_k) * weight, tl.where(right[:, None], b_a, b_b) * weight
         g_x = dot(m_xx, b_x, PRECISION) + dot(m_xy, b_y, PRECISION)
@@ -515,8 +507,8 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b
 
 @kernel
 def key_grads_kernel(
-    r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
-    sequence_of_chunk, cu_seqlens, offsets, T,
+    r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale,
+    sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -528,16 +520,16 @@ def key_grads_kernel(
     dr = scale (e^w dq + diagonal), as q = scale r e^w reads every key except its own token's
     dw_t = e^{total} sum_v S D + q_t dq_t + terms of reads and keys of other tokens
 
-    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, found, do, y [B, T, H, V]
+    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, v2, do, y [B, T, H, V]
     states, dstates [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, offsets (in chunks) [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     # A program for each block of K: in a loop Triton would give each block's tiles separate shared memory.
     i_k, i = program((K + BK - 1) // BK)
     i_h, i_c = i % H, i // H
-    if takes(mild, i, FLAGS, MILD) == 0:
+    if handles(mild, i, FLAGS, MILD) == 0:
         return
-    start, end = locate(i_c, sequence_of_chunk, cu_seqlens, offsets, T, C, PACKED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
 
     b_qk = tl.zeros([C, C], dtype=tl.float32)
     b_qb = tl.zeros([C, C], dtype=tl.float32)
@@ -545,13 +537,13 @@ def key_grads_kernel(
     b_ab = tl.zeros([C, C], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_f = to_operand(load_tile(found, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
+        b_v2 = to_operand(load_tile(v2, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
         b_y = to_operand(load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV), PRECISION)
         b_qk += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-        b_qb += tl.dot(b_do, tl.trans(b_f), input_precision=PRECISION)
+        b_qb += tl.dot(b_do, tl.trans(b_v2), input_precision=PRECISION)
         b_ak += tl.dot(b_y, tl.trans(b_v), input_precision=PRECISION)
-        b_ab += tl.dot(b_y, tl.trans(b_f), input_precision=PRECISION)
+        b_ab += tl.dot(b_y, tl.trans(b_v2), input_precision=PRECISION)
     d_k, d_b = diagonal(b_qk, C), diagonal(b_qb, C)
     b_qk, b_qb = to_operand(below(b_qk, C), PRECISION), to_operand(below(b_qb, C), PRECISION)
     b_ak, b_ab = to_operand(below(b_ak, C), PRECISION), to_operand(below(b_ab, C), PRECISION)
@@ -569,7 +561,7 @@ def key_grads_kernel(
     b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
     own = tl.exp(b_w)
     b_q = b_r * own
-    b_dq, b_da = _meet_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+    b_dq, b_da = _read_states(do, y, states, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
     if MILD:
         before, read, key = _about_middle(b_w, C)
         after = tl.exp(tl.sum(b_w, 0)[None, :] - before - b_w)
@@ -582,13 +574,13 @@ def key_grads_kernel(
         store_tile(dr, (own * b_dq + d_k * b_k + d_b * b_b) * scale, start, end, i_h, i_k, H, K, C, BK)
         store_tile(da, b_da, start, end, i_h, i_k, H, K, C, BK)
         b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
-        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        b_dk, b_db = _read_states(v, v2, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
         b_dk, b_db, b_dw = _mild_keys(
             b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key, PRECISION
         )
         b_dw += own_dw
     else:
-        b_dk, b_db = _meet_states(v, found, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
+        b_dk, b_db = _read_states(v, v2, dstates, start, end, i, i_h, i_k, H, K, V, C, BK, BV, PRECISION)
         decays = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
         b_dq, b_da, b_dk, b_db, b_dw = _dyadic_grads(
             b_q, b_a, b_k, b_b, decays, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b_dk, b_db, C, LEVELS, PRECISION
@@ -612,8 +604,8 @@ class _Plan(ChunkPlan):
         """Return zeroed flags of mild chunks, which the mild path's first kernel fills, if there is a mild path."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
 
-    def stream(self, x, y, z, w, transfer, found, first, last, scale, reverse):
-        """Return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving them); update found."""
+    def stream(self, x, y, z, w, transfer, reads, first, last, scale, reverse):
+        """Return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving them); update reads."""
         launch = TABLE["rwkv7.stream", self.width]
         BK = block(self.rows, launch.BK)
         if self.rows > BK:
@@ -625,60 +617,57 @@ class _Plan(ChunkPlan):
             states.zero_()
         common, _, _ = self.sizes("stream")
         stream_kernel[self.N * self.H, cdiv(self.columns, BV)](
-            x, y, z, w, transfer, found, states, first, last, scale, *self.where[1:], REVERSE=reverse,
+            x, y, z, w, transfer, reads, states, first, last, scale, *self.where[1:], REVERSE=reverse,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
         )  # fmt: skip
         return states
 
 
-def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, v2, each chunk's U."""
-    chunks, H, K, V = kept_states_shape("rwkv7", r, v.shape[-1], packing, chunk_size)
-    _, C = cut_into_chunks("rwkv7", r, v.shape[-1], chunk_size)
-    return (chunks, H, K, V), tuple(v.shape), (chunks, H, C, C), (0,)
+    plan = _Plan(r, v, packing, chunk_size)
+    return plan.stored_shape(plan.columns), tuple(v.shape), (plan.chunks, plan.H, plan.C, plan.C), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
-    transfer, found = plan.empty(r.shape), plan.empty(v.shape)
+    transfer, v2 = plan.empty(r.shape), plan.empty(v.shape)
     if packing is not None:
-        packing.kept_rows.append(found)
+        packing.saved_rows.append(v2)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
-    for options, _ in plan.ways("prepare"):
+    for options, _ in plan.paths("prepare"):
         prepare_kernel[(plan.chunks * plan.H,)](
-            w, k, v, a, b, transfer, found, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
+            w, k, v, a, b, transfer, v2, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
         )
-    states = plan.stream(k, v, b, w, transfer, found, initial_state, final_state, 1.0, reverse=False)
-    for options, NV in plan.ways("output"):
-        output_kernel[(plan.chunks * NV * plan.H,)](
-            r, w, k, v, b, found, states, mild, o, scale, *plan.where, **options
-        )
-    return o, final_state, (states, found, inverse, plan.empty(0))
+    states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
+    for options, NV in plan.paths("output"):
+        output_kernel[(plan.chunks * NV * plan.H,)](r, w, k, v, b, v2, states, mild, o, scale, *plan.where, **options)
+    return o, final_state, (states, v2, inverse, plan.empty(0))
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, found, inverse, _ = kept
+    states, v2, inverse, _ = saved
     plan = _Plan(r, v, packing, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
-    for options, _ in plan.ways("prepare_grads"):
+    for options, _ in plan.paths("prepare_grads"):
         prepare_grads_kernel[(plan.chunks * plan.H,)](
             r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options, SOLVE=SOLVE[plan.precision]
         )
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
-    for options, NV in plan.ways("value_grads"):
+    for options, NV in plan.paths("value_grads"):
         value_grads_kernel[(plan.chunks * NV * plan.H,)](
             r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
         )
-    for options, _ in plan.ways("key_grads"):
+    for options, _ in plan.paths("key_grads"):
         NK = cdiv(plan.rows, options["BK"])
         # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
         key_grads_kernel[(plan.chunks * plan.H * NK,)](
-            r, w, k, v, a, b, found, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
+            r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
             enable_fp_fusion=False,
         )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state

@@ -52,50 +52,50 @@ from ..common.bands_triton import (
     LEVELS,
     Parts,
     bands,
-    by_turned,
+    by_transpose,
+    clamped_decay,
     column,
-    each,
-    finite,
-    given,
+    flat,
+    launch_options,
     load_pair,
-    load_turned,
+    load_transposed,
     narrow_product,
-    options_of,
-    piece,
+    per_band,
     power_of_two,
     product,
     sides,
+    split_input,
     store_pair,
-    store_turned,
-    turned,
-    whole,
+    store_transposed,
+    transpose,
 )
 from ..common.blocks_triton import (
-    add_given_by_split,
+    add_full_product,
+    add_input_by_split,
     add_product,
-    add_whole_product,
     arrived,
     exp,
-    expect,
     kernel,
     level_pairs,
+    prefetch,
     split,
     sums,
     sums_along,
 )
 from ..common.launch import TABLE, cdiv
-from ..common.pairs_triton import BLOCK_TOKEN, only
+from ..common.pairs_triton import BLOCK_TOKEN, masked
+from ..common.positions_triton import locate_program
 from ..common.tiles_triton import load_tile, state_pointers
 from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, entering_kernel
 
 UNITS = CHANNELS + 1
 """Scales of a chunk and head, powers of two: one for each row of v2^T, and one for the state."""
-GONE = tl.constexpr(-128.0)
+LOWEST_DECAY = tl.constexpr(-128.0)
 """A log decay whose exponential is 0 in float32, as in `load_decays`. Clamping drops NaNs, but the scores keep them."""
 
 
 @triton.jit
-def _twice(x):
+def _repeat_columns(x):
     """Return the columns of x [4, N, C] twice, side by side, [4, N, 2 C]."""
     x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
     x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
@@ -103,7 +103,7 @@ def _twice(x):
 
 
 @triton.jit
-def _over_pairs(x):
+def _fill_pairs(x):
     """Return x [N, C, C] with each block of 2 x 2 filled with its sum."""
     N: tl.constexpr = x.shape[0]
     C: tl.constexpr = x.shape[1]
@@ -112,7 +112,7 @@ def _over_pairs(x):
 
 
 @triton.jit
-def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
+def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
     """Return (I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower
     left blocks join two inverses, U + U A U. A product's result has the layout of a left operand, or transposed of a
     right one, so that with both at hand threads exchange nothing.
@@ -121,14 +121,14 @@ def _inverse_and_turned(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
     eye = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)[None, :, :]
     pairs = level_pairs(1, C)
     x = tl.where(pairs[None, :, :], b_A, 0.0)
-    b_U, b_X = eye + x, eye + tl.where(tl.trans(pairs)[None, :, :], _over_pairs(x), 0.0)
+    b_U, b_X = eye + x, eye + tl.where(tl.trans(pairs)[None, :, :], _fill_pairs(x), 0.0)
     for level in tl.static_range(1, LEVELS):
         A_high, A_low = split(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0))
         U_high, U_low = split(b_U)
         X_high, X_low = split(b_X)
-        y_high, y_low = split(by_turned(X_high, X_low, A_high, A_low))
-        b_U = add_product(b_U, U_high, U_low, turned(y_high), turned(y_low))
-        b_X = add_product(b_X, y_high, y_low, turned(U_high), turned(U_low))
+        y_high, y_low = split(by_transpose(X_high, X_low, A_high, A_low))
+        b_U = add_product(b_U, U_high, U_low, transpose(y_high), transpose(y_low))
+        b_X = add_product(b_X, y_high, y_low, transpose(U_high), transpose(U_low))
     return b_U, b_X
 
 
@@ -160,7 +160,7 @@ def scores_kernel(
     r, w, k, a, b [B, T, H, K], scores [chunks, H, 2, C, C], mild [chunks, H] float32, 0 or 1
     sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = piece(
+    i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
     )
     o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
@@ -173,21 +173,21 @@ def scores_kernel(
     b_b = load_tile(b, start, end, i_h, 0, 0, H, K, N, BK)
     b_w, b_r, b_a, b_k, b_b = arrived(b_w), arrived(b_r), arrived(b_a), arrived(b_k), arrived(b_b)
     lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
-    b_w = bands(finite(b_w), CHUNKS)
+    b_w = bands(clamped_decay(b_w), CHUNKS)
     b_r, b_a, b_k, b_b = bands(b_r, CHUNKS), bands(b_a, CHUNKS), bands(b_k, CHUNKS), bands(b_b, CHUNKS)
     if tl.min(lowest) > BLOCK_TOKEN:
         half = (j < C // 2).to(tl.float32)
-        upto = sums(each((j <= i).to(tl.float32) - half, CHUNKS), b_w)
-        before = sums(each((j < i).to(tl.float32) - half, CHUNKS), b_w)
+        upto = sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+        before = sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)
         key = exp(-upto)
         r_high, r_low = split(b_r.to(tl.float32) * (exp(upto) * scale))
         a_high, a_low = split(b_a.to(tl.float32) * exp(before))
         k_high, k_low = split(b_k.to(tl.float32) * key)
         b_high, b_low = split(b_b.to(tl.float32) * key)
-        A_rk = by_turned(r_high, r_low, k_high, k_low)
-        A_rb = by_turned(r_high, r_low, b_high, b_low)
-        A_ak = by_turned(a_high, a_low, k_high, k_low)
-        b_A = by_turned(a_high, a_low, b_high, b_low)
+        A_rk = by_transpose(r_high, r_low, k_high, k_low)
+        A_rb = by_transpose(r_high, r_low, b_high, b_low)
+        A_ak = by_transpose(a_high, a_low, k_high, k_low)
+        b_A = by_transpose(a_high, a_low, b_high, b_low)
     else:
         own_k = tl.sum(b_r.to(tl.float32) * b_k.to(tl.float32), 2)[:, :, None] * scale
         own_b = tl.sum(b_r.to(tl.float32) * b_b.to(tl.float32), 2)[:, :, None] * scale
@@ -195,31 +195,31 @@ def scores_kernel(
         A_rb, A_ak, b_A = tl.zeros_like(A_rk), tl.zeros_like(A_rk), tl.zeros_like(A_rk)
         for level in range(LEVELS):
             # Rows that read hold r and a, rows that are keys k and b.
-            passed, is_read, meet = _level(level, C)
+            between, is_read, meet = _level(level, C)
             is_read = tl.trans(is_read)[None, :, :]
-            weight = exp(sums(each(tl.trans(passed), CHUNKS), b_w))
+            weight = exp(sums(per_band(tl.trans(between), CHUNKS), b_w))
             own = tl.where(is_read, exp(b_w.to(tl.float32)) * scale, 1.0)  # r includes its own token's decay
             r_high, r_low = split(tl.where(is_read, b_r, b_k).to(tl.float32) * (weight * own))
             a_high, a_low = split(tl.where(is_read, b_a, b_b).to(tl.float32) * weight)
-            met = each(meet & (i > j), CHUNKS)
-            A_rk += only(met, by_turned(r_high, r_low, r_high, r_low))
-            A_rb += only(met, by_turned(r_high, r_low, a_high, a_low))
-            A_ak += only(met, by_turned(a_high, a_low, r_high, r_low))
-            b_A += only(met, by_turned(a_high, a_low, a_high, a_low))
+            met = per_band(meet & (i > j), CHUNKS)
+            A_rk += masked(met, by_transpose(r_high, r_low, r_high, r_low))
+            A_rb += masked(met, by_transpose(r_high, r_low, a_high, a_low))
+            A_ak += masked(met, by_transpose(a_high, a_low, r_high, r_low))
+            b_A += masked(met, by_transpose(a_high, a_low, a_high, a_low))
         A_rk = tl.where((i == j)[None, :, :], own_k, A_rk)
         A_rb = tl.where((i == j)[None, :, :], own_b, A_rb)
     b_A = tl.where((i > j)[None, :, :], b_A, 0.0)
-    b_U, b_X = _inverse_and_turned(b_A, C, LEVELS)
+    b_U, b_X = _inverse_and_transpose(b_A, C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
     X_high, X_low = split(b_X)
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
-    p, p_turned = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
+    p, p_transposed = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
     upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
-    tl.store(p_turned, A_rk, mask=upto)
+    tl.store(p_transposed, A_rk, mask=upto)
     tl.store(p, A_ak, mask=later)
-    tl.store(p_turned + C * C, by_turned(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p_transposed + C * C, by_transpose(A_high, A_low, X_high, X_low), mask=upto)
     tl.store(p + C * C, b_U, mask=later)
 
 
@@ -234,7 +234,7 @@ def _load_scores(p, there, C: tl.constexpr):
 
 
 @triton.jit
-def _load_scores_turned(p, C: tl.constexpr):
+def _load_scores_transposed(p, C: tl.constexpr):
     """Load `_load_scores` transposed, [2 C, C]."""
     o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
@@ -260,19 +260,19 @@ def _decays_about_middle(b_w, C: tl.constexpr):
     half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
     upto = (o_c <= i).to(tl.float32)
     of_read = tl.where((o_r < C)[None, :], upto, (o_c < i).to(tl.float32)) - half
-    return sums_along(b_w, each(of_read)), sums_along(b_w, each(half - upto))
+    return sums_along(b_w, per_band(of_read)), sums_along(b_w, per_band(half - upto))
 
 
 @triton.jit
-def _found_pointers(found, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
-    """Return pointers to v2^T of chunk-and-head i of found [chunks, H, C, V], and the mask, [BV, C] each."""
+def _v2_pointers(v2, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
+    """Return pointers to v2^T of chunk-and-head i of v2 [chunks, H, C, V], and the mask, [BV, C] each."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
-    return found + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
+    return v2 + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
 
 
 @kernel
 def forward_kernel(
-    r, w, k, v, a, b, o, states, found, units, scores, first, last, scale,
+    r, w, k, v, a, b, o, states, v2, units, scores, first, last, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
@@ -281,11 +281,11 @@ def forward_kernel(
     rows, while they load.
 
     r, w, k, a, b [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, 2, C, C]
-    states [chunks, H, V, K], found [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T and S
+    states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T and S
     first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
@@ -297,10 +297,10 @@ def forward_kernel(
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C)
-    w_next = load_turned(w, begin, end, i_h, H, K, C, BK)
+    w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
-    v_next = load_turned(v, begin, end, i_h, H, V, C, BV)
+    v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
     A_next = _load_scores(p_A, count > 0, C)
     U_next = _load_scores(p_A + C * C, count > 0, C)
     for n in range(0, count):
@@ -309,69 +309,69 @@ def forward_kernel(
         b_w, b_R, b_E, b_v, b_A, b_U = w_next, R_next, E_next, v_next, A_next, U_next
         more = n + 1 < count
         stop = tl.where(more, end, start + C)
-        w_next = load_turned(w, start + C, stop, i_h, H, K, C, BK)
+        w_next = load_transposed(w, start + C, stop, i_h, H, K, C, BK)
         R_next = load_pair(r, a, start + C, stop, i_h, H, K, C, BK)
         E_next = load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
-        v_next = load_turned(v, start + C, stop, i_h, H, V, C, BV)
+        v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
         p_A += H * 2 * C * C
         A_next = _load_scores(p_A, more, C)
         U_next = _load_scores(p_A + C * C, more, C)
-        read, key = decays_from_ends(bands(tl.maximum(b_w, GONE).to(b_w.dtype)), C)
+        read, key = decays_from_ends(bands(tl.maximum(b_w, LOWEST_DECAY).to(b_w.dtype)), C)
         total = column(read, C - 1)
-        R_high, R_low = split(whole(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
-        E_high, E_low = split(whole(bands(b_E).to(tl.float32) * exp(key)))
+        R_high, R_low = split(flat(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
+        E_high, E_low = split(flat(bands(b_E).to(tl.float32) * exp(key)))
         if KEEP:
-            over, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
+            reciprocal, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, whole((b_S * over[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(tl.float16)), mask=m_S)
             tl.store(units + i * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
         S_high, S_low = split(b_S)
         A_high, A_low = split(b_A)
         U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
         b_v = bands(b_v)
-        b_x = product(S_high, S_low, each(R_high), each(R_low))
-        b_x = add_given_by_split(b_x, b_v, each(A_high), each(A_low))
+        b_x = product(S_high, S_low, per_band(R_high), per_band(R_low))
+        b_x = add_input_by_split(b_x, b_v, per_band(A_high), per_band(A_low))
         x_high, x_low = split(sides(b_x)[1])
-        b_f = product(x_high, x_low, each(U_high), each(U_low))
-        store_turned(o, sides(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
+        b_f = product(x_high, x_low, per_band(U_high), per_band(U_low))
+        store_transposed(o, sides(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
             b_x = sides(b_f)[1]
-            over, unit = power_of_two(tl.max(tl.abs(b_x), 2))
-            p_f, m_f = _found_pointers(found, i, V, C, BV)
-            tl.store(p_f, whole((b_x * over[:, :, None]).to(tl.float16)), mask=m_f)
+            reciprocal, unit = power_of_two(tl.max(tl.abs(b_x), 2))
+            p_v2, m_v2 = _v2_pointers(v2, i, V, C, BV)
+            tl.store(p_v2, flat((b_x * reciprocal[:, :, None]).to(tl.float16)), mask=m_v2)
             tl.store(units + i * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
-        v_high, v_low = given(b_v)
+        v_high, v_low = split_input(b_v)
         f_high, f_low = split(b_f)
-        f_high, f_low = tl.where(left, _twice(v_high), f_high), tl.where(left, _twice(v_low), f_low)
+        f_high, f_low = tl.where(left, _repeat_columns(v_high), f_high), tl.where(left, _repeat_columns(v_low), f_low)
         b_S *= exp(total)[None, None, :]
-        b_S = add_product(b_S, f_high, f_low, each(tl.trans(E_high)), each(tl.trans(E_low)))
+        b_S = add_product(b_S, f_high, f_low, per_band(tl.trans(E_high)), per_band(tl.trans(E_low)))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(whole(b_S)), mask=m_last & is_last)
+        tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
 
 
 @triton.jit
-def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
+def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     """Return what pairs inside a chunk add to the gradients of reads and keys, [4, N, 2 C] each, and of w, [4, N, C],
     without subtractions. b_R, b_E: without decay; b_P [2 C, 2 C]: of all pairs."""
     o = tl.arange(0, 2 * C)
     ahead = (o % C)[:, None] - (o % C)[None, :]
     own_high, own_low = split(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0))  # r reads its own token's keys
     high, low = split(b_E)
-    d_reads = product(high, low, each(tl.trans(own_high)), each(tl.trans(own_low)))
+    d_reads = product(high, low, per_band(tl.trans(own_high)), per_band(tl.trans(own_low)))
     high, low = split(b_R)
-    d_keys = product(high, low, each(own_high), each(own_low))
+    d_keys = product(high, low, per_band(own_high), per_band(own_low))
     b_P = tl.where(ahead > 0, b_P, 0.0)
     P_high, P_low = split(b_P + tl.trans(b_P))
     b_dw = tl.zeros([b_R.shape[0], b_R.shape[1], C], dtype=tl.float32)
     for level in range(LEVELS):
-        passed, is_read, meet = _level(level, C, 2)
+        between, is_read, meet = _level(level, C, 2)
         is_read = is_read[None, :, :]
-        weight = exp(sums_along(b_w, each(passed)))
+        weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_R, b_E) * weight
         high, low = split(b_x)
-        grad = product(high, low, each(only(meet, P_high)), each(only(meet, P_low)))
-        b_dw += sums_along(grad * b_x, each(tl.trans(passed)), False)
+        grad = product(high, low, per_band(masked(meet, P_high)), per_band(masked(meet, P_low)))
+        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), False)
         grad *= weight
         d_reads += tl.where(is_read, grad, 0.0)
         d_keys += tl.where(is_read, 0.0, grad)
@@ -380,7 +380,7 @@ def _any_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def _chunk_grads(
-    r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start, end, i_h, i,
+    r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start, end, i_h, i,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr,
 ):  # fmt: skip
@@ -390,29 +390,29 @@ def _chunk_grads(
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
     ahead = (o_r % C)[:, None] - (o_r % C)[None, :]
-    seen = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
+    visible = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
-    b_w = load_turned(w, start, end, i_h, H, K, C, BK)
+    b_w = load_transposed(w, start, end, i_h, H, K, C, BK)
     b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
     b_E = load_pair(k, b, start, end, i_h, H, K, C, BK)
-    b_v = load_turned(v, start, end, i_h, H, V, C, BV)
-    b_do = load_turned(do, start, end, i_h, H, V, C, BV)
-    p_f, m_f = _found_pointers(found, i, V, C, BV)
-    b_f = tl.load(p_f, mask=m_f, other=0.0)
+    b_v = load_transposed(v, start, end, i_h, H, V, C, BV)
+    b_do = load_transposed(do, start, end, i_h, H, V, C, BV)
+    p_v2, m_v2 = _v2_pointers(v2, i, V, C, BV)
+    b_v2 = tl.load(p_v2, mask=m_v2, other=0.0)
     unit = tl.load(units + i * (BV + 1) + BV + tl.zeros([BK], tl.int32))
-    f_unit = tl.load(units + i * (BV + 1) + o_v)
+    v2_unit = tl.load(units + i * (BV + 1) + o_v)
     p_A = scores + i * (2 * C * C)
-    expect(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
+    prefetch(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
     b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
-    b_A = _load_scores_turned(p_A, C)
+    b_A = _load_scores_transposed(p_A, C)
     b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
-    b_v, b_do, b_f = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_f))
+    b_v, b_do, b_v2 = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_v2))
     b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
     if MILD:
         read, key = _decays_about_middle(bands(b_w), C)
         mid, rest = -column(read, C), column(read, C - 1)
     else:
-        b_w = bands(finite(b_w))
+        b_w = bands(clamped_decay(b_w))
         read, key = decays_from_ends(b_w, C)
         mid, rest = tl.zeros([BK], dtype=tl.float32), column(read, C - 1)
     read, key = exp(read), exp(key)
@@ -422,42 +422,42 @@ def _chunk_grads(
 
     # In bands of channels of v: F, G and dv. Products with ones place F's halves side by side: a product's result has
     # the layout that the next product needs, a load's has not.
-    b_F = tl.dot(b_f, each(o_c[:, None] + C == o_r[None, :]).to(b_f.dtype))
-    b_F *= tl.reshape(f_unit, (BANDS, BV // BANDS))[:, :, None]
-    b_F += tl.dot(b_v, each(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
+    b_F = tl.dot(b_v2, per_band(o_c[:, None] + C == o_r[None, :]).to(b_v2.dtype))
+    b_F *= tl.reshape(v2_unit, (BANDS, BV // BANDS))[:, :, None]
+    b_F += tl.dot(b_v, per_band(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
     F_high, F_low = split(b_F)
     b_D *= exp(passing + rest if MILD else passing)[None, None, :]
     D_high, D_low = split(b_D)
-    b_x, b_y = sides(product(D_high, D_low, each(whole(E_high)), each(whole(E_low))))
+    b_x, b_y = sides(product(D_high, D_low, per_band(flat(E_high)), per_band(flat(E_low))))
     A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do itself, and N^T do
     U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
     x_high, x_low = split(b_y)
-    b_G = narrow_product(x_high, x_low, each(U_high), each(U_low))
-    b_G = add_given_by_split(b_G, b_do, each(A_high), each(A_low))
+    b_G = narrow_product(x_high, x_low, per_band(U_high), per_band(U_low))
+    b_G = add_input_by_split(b_G, b_do, per_band(A_high), per_band(A_low))
     G_high, G_low = split(b_G)
     A_high, A_low = split(b_A)
-    b_x = add_product(b_x, G_high, G_low, each(A_high), each(A_low))
-    store_turned(dv, b_x, start, end, i_h, H, V, C, BV)
+    b_x = add_product(b_x, G_high, G_low, per_band(A_high), per_band(A_low))
+    store_transposed(dv, b_x, start, end, i_h, H, V, C, BV)
 
     # In bands of channels of k: all others.
-    g_high, g_low, f_high, f_low = whole(G_high), whole(G_low), whole(F_high), whole(F_low)
+    g_high, g_low, f_high, f_low = flat(G_high), flat(G_low), flat(F_high), flat(F_low)
     b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
-    D_high, D_low = bands(tl.trans(whole(D_high))), bands(tl.trans(whole(D_low)))
-    x_keys = product(D_high, D_low, each(f_high), each(f_low))
+    D_high, D_low = bands(tl.trans(flat(D_high))), bands(tl.trans(flat(D_low)))
+    x_keys = product(D_high, D_low, per_band(f_high), per_band(f_low))
     if MILD:
-        P_high, P_low = split(tl.where(seen, b_P, 0.0))
-        d_keys = add_whole_product(tl.zeros_like(x_keys), R_high, R_low, each(P_high), each(P_low))
+        P_high, P_low = split(tl.where(visible, b_P, 0.0))
+        d_keys = add_full_product(tl.zeros_like(x_keys), R_high, R_low, per_band(P_high), per_band(P_low))
         keys = E_high.to(tl.float32) + E_low.to(tl.float32)
         of_k, of_b = sides(keys * d_keys)
         by_k, by_b = sides(keys * x_keys)
         store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
-        b_dw = sums_along(by_k + by_b, each((o_c[:, None] < o_c[None, :]).to(tl.float32)), False)
+        b_dw = sums_along(by_k + by_b, per_band((o_c[:, None] < o_c[None, :]).to(tl.float32)), False)
         of_keys = of_k + of_b
     else:
         b_R, b_E = b_R.to(tl.float32) * by_scale, b_E.to(tl.float32)
-        d_reads, d_keys, b_dw = _any_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
+        d_reads, d_keys, b_dw = _dyadic_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
         x_keys *= key
-        b_dw += sums_along(b_E * x_keys, each((o_r % C)[:, None] < o_c[None, :]), False)
+        b_dw += sums_along(b_E * x_keys, per_band((o_r % C)[:, None] < o_c[None, :]), False)
         store_pair(dk, db, d_keys + x_keys, start, end, i_h, H, K, C, BK)
     b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
     of_S = unit
@@ -465,33 +465,33 @@ def _chunk_grads(
         of_S = exp(mid) * unit
     b_S = bands(b_S.to(tl.float32) * of_S[:, None])
     S_high, S_low = split(b_S)
-    b_SD = by_turned(S_high, S_low, D_high, D_low)
+    b_SD = by_transpose(S_high, S_low, D_high, D_low)
     b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
-    x_reads = product(S_high, S_low, each(g_high), each(g_low))
+    x_reads = product(S_high, S_low, per_band(g_high), per_band(g_low))
     if MILD:
-        d_reads = add_whole_product(x_reads, E_high, E_low, each(tl.trans(P_high)), each(tl.trans(P_low)))
+        d_reads = add_full_product(x_reads, E_high, E_low, per_band(tl.trans(P_high)), per_band(tl.trans(P_low)))
         of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
-        b_dw += sums_along((of_r + of_a) - of_keys, each((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
+        b_dw += sums_along((of_r + of_a) - of_keys, per_band((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
         b_dw += b_SD[:, :, None] - of_a  # a excludes its own token's decay
         b_dR = d_reads * (read * by_scale)
     else:
         x_reads *= read
         upto = (o_r % C)[:, None] + (o_r < C)[:, None].to(tl.int32)
-        b_dw += sums_along(b_R * x_reads, each(upto > o_c[None, :]), False)
+        b_dw += sums_along(b_R * x_reads, per_band(upto > o_c[None, :]), False)
         b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
         b_dw += b_SD[:, :, None]
         b_dR = (d_reads + x_reads) * by_scale
         b_D *= exp(rest)[None, None, :]
     empty = tl.reshape(unit < 2.0**-118, (BANDS, BK // BANDS))[:, :, None]
     b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
-    store_turned(dw, b_dw, start, end, i_h, H, K, C, BK)
+    store_transposed(dw, b_dw, start, end, i_h, H, K, C, BK)
     store_pair(dr, da, b_dR, start, end, i_h, H, K, C, BK)
-    return add_product(b_D, G_high, G_low, each(tl.trans(whole(R_high))), each(tl.trans(whole(R_low)))), mid
+    return add_product(b_D, G_high, G_low, per_band(tl.trans(flat(R_high))), per_band(tl.trans(flat(R_low)))), mid
 
 
 @kernel
 def backward_kernel(
-    r, w, k, v, a, b, do, states, found, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
+    r, w, k, v, a, b, do, states, v2, units, scores, mild, dr, dw, dk, dv, da, db, last, first, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
@@ -499,11 +499,11 @@ def backward_kernel(
     """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T.
 
     r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do, dv [B, T, H, V], scores [chunks, H, 2, C, C]
-    states [chunks, H, V, K], found [chunks, H, C, V] float16, units [chunks, H, BV + 1], mild [chunks, H]
+    states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1], mild [chunks, H]
     last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
-    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = piece(
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
@@ -517,17 +517,17 @@ def backward_kernel(
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
         if tl.load(mild + i) > 0:
             b_D, passing = _chunk_grads(
-                r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
+                r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, True,
             )  # fmt: skip
         else:
             b_D, passing = _chunk_grads(
-                r, w, k, v, a, b, do, states, found, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
+                r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
             )  # fmt: skip
     b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(whole(b_D)), mask=m_D & is_first)
+    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
 
 
 class _Plan(Parts):
@@ -541,8 +541,8 @@ class _Plan(Parts):
         return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
 
     @property
-    def kept_shapes(self) -> tuple[tuple[int], ...]:
-        """The shapes that the function `kept_shapes` returns."""
+    def saved_shapes(self) -> tuple[tuple[int], ...]:
+        """The shapes that the function `saved_shapes` returns."""
         states, units, scores, mild, products = self.sizes
         return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
 
@@ -579,22 +579,21 @@ def _product(P, S, transposed: bool):
     return ((P.mT if transposed else P).double() @ S.double()).to(S.dtype)
 
 
-def meets(*tensors) -> bool:
-    """See `ahead_triton.Kernels`: the kernels of `carry_triton` accept a function as an initial state."""
-    return True
+ACCEPTS_FUNCTIONS = True
+"""Whether a state may be a function (`ahead_triton.Kernels`)."""
 
 
-def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk and v2, two 16-bit
     numbers in one; their scales; the scores; and, in one tensor, the mild flags and each part's product."""
-    return _Plan(r, v, packing).kept_shapes
+    return _Plan(r, v, packing).saved_shapes
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
-    shapes = plan.kept_shapes
+    shapes = plan.saved_shapes
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
     # Saved tensors must not be uninitialized, and packed sequences may not fill them.
@@ -605,23 +604,24 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     others = allocate(shapes[3], dtype=torch.float32)
     mild, products = others.split_with_sizes(plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
-    options = options_of("rwkv7.fused.scores", r)
-    together = options["num_warps"]
-    scores_kernel[(plan.room(CHUNK * together) * H,)](
-        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * together), LEVELS=LEVELS, CHUNKS=together,
+    options = launch_options("rwkv7.fused.scores", r)
+    group_size = options["num_warps"]
+    scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
+        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
         PACKED=plan.packed, **options,
     )  # fmt: skip
-    where, first, later = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
-    if later:
+    where, first, deferred = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
+    if deferred:
         first = None
         products = products if plan.several else scores.new_empty(plan.parts * H * K * K)
-    if plan.several or later:
+    if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
         carry_kernel[(plan.parts * H,)](
             w, k, v, a, b, scores, first, products, written, *where, V=V, BV=CHANNELS,
-            HAS_FIRST=first is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry", r),
+            HAS_FIRST=first is not None, ALL_PARTS=deferred, PACKED=plan.packed,
+            **launch_options("rwkv7.fused.carry", r),
         )  # fmt: skip
-    if later:
+    if deferred:
         # M is the state leaving a sequence whose first part writes its own product.
         first_products = plan.last_visited(products, True)
         unit = torch.zeros_like(products).view(plan.parts, H, K, K)
@@ -634,38 +634,39 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     forward_kernel[(plan.parts * H,)](
         r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores, first, final_state, scale, *where,
         V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state, PACKED=plan.packed,
-        **options_of("rwkv7.fused.forward", r),
+        **launch_options("rwkv7.fused.forward", r),
     )  # fmt: skip
     return o, final_state, (states, units, scores, others)
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
-    states, units, scores, others = kept
+    states, units, scores, others = saved
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
     mild, products = others.split_with_sizes(plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = units.new_empty(N, H, K, V)
-    where, last, later = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)
-    if later:
+    where, last, deferred = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)
+    if deferred:
         last = None
-    if plan.several or later:
+    if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
         carry_grads_kernel[(plan.parts * H,)](
             r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
-            HAS_LAST=last is not None, WHOLE=later, PACKED=plan.packed, **options_of("rwkv7.fused.carry_grads", r),
+            HAS_LAST=last is not None, ALL_PARTS=deferred, PACKED=plan.packed,
+            **launch_options("rwkv7.fused.carry_grads", r),
         )  # fmt: skip
-    if later and plan.several:
+    if deferred and plan.several:
         (last,) = dfinal_state(None, [plan.leaving(products, written, where, reverse=True)])()
         plan.last_visited(written, False).add_(_product(plan.last_visited(products, False), last, True))
-    elif later:
+    elif deferred:
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
     backward_kernel[(plan.parts * plan.H,)](
         r, w, k, v, a, b, do, *plan.states_and_v2(states), units, scores, mild, dr, dw, dk, dv, da, db,
         last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
-        PACKED=plan.packed, **options_of("rwkv7.fused.backward", r),
+        PACKED=plan.packed, **launch_options("rwkv7.fused.backward", r),
     )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state

@@ -12,19 +12,19 @@ import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
 from ..common.launch import CHECKPOINT
+from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
     arrived_turn,
+    as_vector,
+    blocks_and_options,
     checkpoints,
     checkpoints_shape,
-    cut,
     load_turn,
+    relayout,
     sequences,
-    span,
     split_decay,
-    summed,
-    taken,
-    through,
-    together,
+    sum_blocks,
+    tokens_per_turn,
 )
 
 
@@ -32,15 +32,15 @@ from ..common.recurrence_triton import (
 def _step(b_S, b_w, b_k, b_v, b_a, b_b):
     """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, a^T S_{t-1}, and e^w as high and low."""
     high, low = split_decay(b_w)
-    n_high, n_low = taken(high), taken(low)
-    removed = tl.sum(taken(b_a)[:, None] * b_S, 0)
-    added = taken(b_b)[:, None] * removed[None, :] + taken(b_k)[:, None] * taken(b_v)[None, :]
+    n_high, n_low = as_vector(high), as_vector(low)
+    removed = tl.sum(as_vector(b_a)[:, None] * b_S, 0)
+    added = as_vector(b_b)[:, None] * removed[None, :] + as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
     return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), removed, n_high, n_low
 
 
 @kernel
 def recurrent_kernel(
-    r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, offsets, T,
+    r, w, k, v, a, b, initial_state, o, states, final_state, scale, cu_seqlens, checkpoints_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def recurrent_kernel(
 
     r, w, k, a, b [B, T, H, K], v, o [B, T, H, V]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
-    cu_seqlens, offsets (in checkpoints) [N + 1]
+    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -56,15 +56,15 @@ def recurrent_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
 
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_INITIAL:
         b_S += tl.load(initial_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
     elif KEEP:
-        b_S = through(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
+        b_S = relayout(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
     elif WANTS_FINAL:
-        b_S = through(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
+        b_S = relayout(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
     length = (end - start).to(tl.int32)
     ahead = load_turn((w, k, a, b, r), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
     for begin in range(0, length, U):
@@ -76,7 +76,7 @@ def recurrent_kernel(
         for n in tl.static_range(U):
             b_w, b_k, b_a, b_b, b_r, b_v = turn[n]
             b_S, _, _, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
-            b_o = tl.sum(taken(b_r * scale)[:, None] * b_S, 0)
+            b_o = tl.sum(as_vector(b_r * scale)[:, None] * b_S, 0)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
     if WANTS_FINAL:
@@ -86,7 +86,7 @@ def recurrent_kernel(
 @kernel
 def recurrent_grads_kernel(
     r, w, k, v, a, b, do, states, dfinal_state, scratch, dr, dw, dk, dv, da, db, dinitial_state, scale,
-    cu_seqlens, offsets, T, tokens, N,
+    cu_seqlens, checkpoints_before, T, tokens, N,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def recurrent_grads_kernel(
     r, w, k, a, b [B, T, H, K], v, do, dv [B, T, H, V], tokens = B T
     dr, dw, dk, da, db [NV, B, T, H, K]: partial sums, one for each block of V
     states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
-    cu_seqlens, offsets (in checkpoints) [N + 1]
+    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -104,7 +104,7 @@ def recurrent_grads_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
-    start, end, first = span(i_n, cu_seqlens, offsets, T, C, PACKED)
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
     share = i_v.to(tl.int64) * tokens * H
@@ -112,7 +112,7 @@ def recurrent_grads_kernel(
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * K * V + o_s, mask=m_s, other=0.0)
-    b_D = through(p_scratch, b_D, True)
+    b_D = relayout(p_scratch, b_D, True)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
         i = segments - 1 - j
@@ -138,65 +138,65 @@ def recurrent_grads_kernel(
             rows = arrived_turn(ahead)
             t = (i_t - 1) * U
             ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
-            walked, found, factors = (b_S,), (), ()
+            b_states, reads, factors = (b_S,), (), ()
             for n in tl.static_range(U):
                 b_w, b_k, b_a, b_b, _, b_v, _ = rows[n]
                 b_S, removed, high, low = _step(b_S, b_w, b_k, b_v, b_a, b_b)
-                walked += (b_S,)
-                found += (removed,)
+                b_states += (b_S,)
+                reads += (removed,)
                 factors += ((high, low),)
             for n in tl.static_range(U - 1, -1, -1):
                 _, b_k, b_a, b_b, b_r, b_v, b_do = rows[n]
                 high, low = factors[n]
-                b_S, after, removed = walked[n], walked[n + 1], found[n]
+                b_S, after, removed = b_states[n], b_states[n + 1], reads[n]
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 at, m_t = share + row, m_k & within
-                n_do = taken(b_do)[None, :]
+                n_do = as_vector(b_do)[None, :]
                 tl.store(dr + at * K + o_k, tl.sum(after * n_do, 1) * scale, mask=m_t)
-                b_D += taken(b_r * scale)[:, None] * n_do
-                dremoved = tl.sum(b_D * taken(b_b)[:, None], 0)
+                b_D += as_vector(b_r * scale)[:, None] * n_do
+                dremoved = tl.sum(b_D * as_vector(b_b)[:, None], 0)
                 tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_t)
-                tl.store(dk + at * K + o_k, tl.sum(b_D * taken(b_v)[None, :], 1), mask=m_t)
+                tl.store(dk + at * K + o_k, tl.sum(b_D * as_vector(b_v)[None, :], 1), mask=m_t)
                 tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_t)
                 tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_t)
-                b_dv = tl.sum(b_D * taken(b_k)[:, None], 0)
+                b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
-                b_D = high[:, None] * b_D + (low[:, None] * b_D + taken(b_a)[:, None] * dremoved[None, :])
+                b_D = high[:, None] * b_D + (low[:, None] * b_D + as_vector(b_a)[:, None] * dremoved[None, :])
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
-def kept_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
+def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state every CHECKPOINT tokens, and empty ones."""
     return checkpoints_shape(r, v.shape[-1], packing), (0,), (0,), (0,)
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `kept_shapes` (None unless `keep`)."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = cut("rwkv7.recurrent", r, V)
+    BK, BV, NV, options = blocks_and_options("rwkv7.recurrent", r, V)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
         r, w, k, v, a, b, initial_state, o, states, final_state, scale, *offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=together(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+        H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
         WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
     )  # fmt: skip
     return o, final_state, (states, empty(0), empty(0), empty(0)) if keep else None
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, do, dfinal_state):
+def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
-    states, _, _, _ = kept
+    states, _, _, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = cut("rwkv7.recurrent_grads", r, V)
-    U = together(T)
+    BK, BV, NV, options = blocks_and_options("rwkv7.recurrent_grads", r, V)
+    U = tokens_per_turn(T)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dw, dk, da, db = (empty(NV, B, T, H, K) for _ in range(5))
     dv, dinitial_state = torch.empty_like(v), empty(N, H, K, V)
@@ -206,4 +206,4 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, kept, 
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    return (*map(summed, (dr, dw, dk)), dv, summed(da), summed(db), dinitial_state)
+    return (*map(sum_blocks, (dr, dw, dk)), dv, sum_blocks(da), sum_blocks(db), dinitial_state)
