@@ -7,6 +7,7 @@ import numpy as np
 
 from ...figures.sketches.audit_your_kernel import WORDS, Budget, BudgetShown, fault_words
 from ...instruments.examiner import Examiner
+from ...instruments.finding import findings
 from ...instruments.subject import Subject
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, steps
@@ -31,9 +32,10 @@ def _run(dtype: str):
 def _budget(fault: float, dtype: str) -> BudgetShown:
     setting, run = _run(dtype)
     planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in run.values.items()}
-    findings = _examiner().findings(setting, dataclasses.replace(run, values=planted))
-    errors, allowed = (np.array([getattr(x, name) for x in findings]) for name in ("figure", "allowed"))
-    return BudgetShown(fault, dtype, tuple(x.tensor for x in findings), errors, allowed)
+    examiner = _examiner()
+    results = findings(examiner.op, dataclasses.replace(run, values=planted), examiner.truth(setting), setting)
+    errors, allowed = (np.array([getattr(x, name) for x in results]) for name in ("figure", "allowed"))
+    return BudgetShown(fault, dtype, tuple(x.tensor for x in results), errors, allowed)
 
 
 SKETCHES = {
