@@ -118,10 +118,7 @@ def levels(ranks: int, sent: Messages, net: Network) -> float:
 
 
 WAYS: Mapping[str, Callable[[int, Messages, Network], float]] = {
-    "gather": gather,
-    "chain": chain,
-    "tree": tree,
-    "levels": levels,
+    way.__name__: way for way in (gather, chain, tree, levels)
 }
 
 

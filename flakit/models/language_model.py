@@ -9,6 +9,7 @@ Models differ in their mixer alone, so that comparing two models compares their 
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from zlib import crc32
 
 import torch
@@ -150,15 +151,12 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor] | None, Layout | None]:
         """Return the head's input [B, T, dim], the final state (None unless requested), and the layout of the tokens
         (None without mask or cu_seqlens)."""
-        over = None
-        if group is None:
-            mask = self._check(tokens, mask, cu_seqlens)
-            final, initial = self._check_states(initial_state, output_final_state)
-        else:
-            with ranks.refusals("LanguageModel", group, (tokens,), cu_seqlens is not None):
-                mask = self._check(tokens, mask, cu_seqlens, in_slices=True)
-                final, initial = self._check_states(initial_state, output_final_state)
-                over = self._slice(tokens, mask, cu_seqlens, final is not None, group)
+        packed, in_slices = cu_seqlens is not None, group is not None
+        with ranks.refusals("LanguageModel", group, (tokens,), packed) if in_slices else nullcontext():
+            mask = self._check(tokens, mask, cu_seqlens, in_slices)
+            final = {} if check.check_flag("output_final_state", output_final_state) else None
+            initial = self._check_state(initial_state)
+            over = self._slice(tokens, mask, cu_seqlens, final is not None, group) if in_slices else None
         layout, own = None, cu_seqlens
         if over is not None and over.packed:
             own = torch.tensor(over.piece.offsets if over.piece.sequences else [0, 0], device=tokens.device)
@@ -201,9 +199,7 @@ class LanguageModel(nn.Module):
         piece = ranks.packed_pieces(lengths, ends)[rank]
         return Slice(group, piece, len(ends) - 1, cu_seqlens, torch.tensor(ends))
 
-    def _check(
-        self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, in_slices: bool = False
-    ) -> Tensor | None:
+    def _check(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, in_slices: bool) -> Tensor | None:
         """Check tokens, mask and offsets, and return the mask as bool.
 
         Values are checked on a CPU or under `flakit.checked()`, never in compiled code. in_slices: T may be 0, and the
@@ -212,15 +208,14 @@ class LanguageModel(nn.Module):
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
         if tokens.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"tokens: expected int64 or int32, got {_name(tokens.dtype)}")
+            raise TypeError(f"tokens: expected int64 or int32, got {check.dtype_name(tokens.dtype)}")
         if tokens.ndim != 2:
             cure = "; of one sequence make tokens[None]" if tokens.ndim == 1 else ""
             raise ValueError(f"tokens: expected [B, T], got {list(tokens.shape)}{cure}")
         if 0 in (tokens.shape[:1] if in_slices else tokens.shape):
             raise ValueError(f"tokens: expected B and T of at least 1, got {list(tokens.shape)}")
         device = self.embedding.weight.device
-        if tokens.device != device:
-            raise ValueError(f"tokens: expected device {device} like the model, got {tokens.device}")
+        check.check_device("tokens", tokens, device, "the model")
         if mask is not None:
             if cu_seqlens is not None:
                 raise ValueError("mask: expected None with cu_seqlens, whose rows behind the last offset are padding")
@@ -244,8 +239,8 @@ class LanguageModel(nn.Module):
             raise TypeError(f"mask: expected a tensor [B, T], got {type(mask).__name__}")
         if mask.dtype not in (torch.bool, torch.int64, torch.int32, torch.uint8):
             raise TypeError(
-                f"mask: expected bool, or whole numbers 0 and 1, got {_name(mask.dtype)}; a mask that is added to "
-                f"scores is another thing"
+                f"mask: expected bool, or whole numbers 0 and 1, got {check.dtype_name(mask.dtype)}; a mask that is "
+                f"added to scores is another thing"
             )
         if mask.shape != tokens.shape:
             raise ValueError(f"mask: expected {list(tokens.shape)} like tokens, got {list(mask.shape)}")
@@ -256,10 +251,6 @@ class LanguageModel(nn.Module):
                 raise ValueError(f"mask: expected 0 and 1, got {wrong}; of several sequences in a row make cu_seqlens")
             mask = mask != 0
         return mask
-
-    def _check_states(self, initial, wanted) -> tuple[dict[str, Tensor] | None, Mapping[str, Tensor] | None]:
-        """Return a dict for the final state (None unless wanted) and the checked initial state."""
-        return {} if check.check_flag("output_final_state", wanted) else None, self._check_state(initial)
 
     def _check_state(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
         """Check that a state has exactly this model's names. Shapes are checked where each tensor is read."""
@@ -283,10 +274,6 @@ class LanguageModel(nn.Module):
         if unknown:
             raise ValueError(f"initial_state: expected the names that this model leaves, got {unknown[0]!r} too")
         return state
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 IGNORED = -100

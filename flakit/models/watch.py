@@ -160,16 +160,12 @@ class _Recorder:
         )
 
     def see(self, name: str, w: Tensor) -> None:
-        if torch.compiler.is_compiling():
-            torch.ops.flakit.see_decays(self.touched, self.key, name, w.detach())
-        else:
-            _see(self.touched, self.key, name, w.detach())
+        see = torch.ops.flakit.see_decays if torch.compiler.is_compiling() else _see
+        see(self.touched, self.key, name, w.detach())
 
     def end(self, training: bool) -> None:
-        if torch.compiler.is_compiling():
-            torch.ops.flakit.see_pass(self.touched, self.key, training, torch.is_grad_enabled())
-        else:
-            _see_pass(self.touched, self.key, training, torch.is_grad_enabled())
+        see = torch.ops.flakit.see_pass if torch.compiler.is_compiling() else _see_pass
+        see(self.touched, self.key, training, torch.is_grad_enabled())
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:

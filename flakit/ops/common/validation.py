@@ -118,7 +118,7 @@ def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: st
     if 0 in sizes:
         raise ValueError(f"{name}: expected every axis of {_axes(shape)}{like} to be at least 1, got {list(x.shape)}")
     if x.dtype not in FLOATS:
-        raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {_name(x.dtype)}")
+        raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {dtype_name(x.dtype)}")
 
 
 def _fits(sizes: torch.Size, shape: Mapping[str, int | None]) -> bool:
@@ -135,8 +135,8 @@ def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor, like: str = "r") -> None:
     if x.dtype not in allowed:
-        expected = " or ".join(dict.fromkeys(map(_name, allowed)))
-        raise TypeError(f"{name}: expected {expected} beside {_name(r.dtype)} {like}, got {_name(x.dtype)}")
+        expected = " or ".join(dict.fromkeys(map(dtype_name, allowed)))
+        raise TypeError(f"{name}: expected {expected} beside {dtype_name(r.dtype)} {like}, got {dtype_name(x.dtype)}")
 
 
 def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") -> None:
@@ -191,7 +191,7 @@ def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", n
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected an integer tensor, got {type(x).__name__}")
     if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64, got {_name(x.dtype)}")
+        raise TypeError(f"{name}: expected int32 or int64, got {dtype_name(x.dtype)}")
     if x.ndim != 1 or len(x) < 2:
         raise ValueError(f"{name}: expected [N + 1] with N >= 1, got {list(x.shape)}")
     if B != 1:
@@ -296,5 +296,6 @@ def _axes(shape: Mapping[str, int | None]) -> str:
     return "[" + ", ".join(axis if size is None else str(size) for axis, size in shape.items()) + "]"
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
