@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, track
 from rich.table import Table
 
-from .common import as_json, cell
+from .common import as_json, cell, failure
 
 
 def cases(
@@ -51,8 +51,7 @@ def cases(
             if not json:
                 console.print(_story(case, stories[case.name], knobs))
     except ValueError as error:
-        errors.print(f"flakit cases: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("cases", error) from None
     if json:
         tables = {name: [row._asdict() | {"agrees": row.agrees} for row in rows] for name, rows in stories.items()}
         typer.echo(as_json({"knobs": knobs, "cases": tables}))
@@ -158,15 +157,14 @@ def diagnose(
     """
     from ..cases import fingerprint as fingerprints
 
-    console, errors = Console(), Console(stderr=True)
+    console = Console()
     try:
         pairs = [text.partition("=") for text in seen]
         if odd := [text for text, (_, equals, _) in zip(seen, pairs, strict=True) if not equals]:
             raise ValueError(f"expected what was seen as dr=nan, got {odd[0]!r}")
         fits = fingerprints.diagnose({name: kind for name, _, kind in pairs})
     except ValueError as error:
-        errors.print(f"flakit diagnose: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("diagnose", error) from None
     good = [fit for fit in fits if fit.good]
     shown = good or fits[:3]
     if json:
@@ -256,8 +254,7 @@ def headroom(
             layers = {name: layers[name] for name in layer} if layer else layers
             result = measure(layers, op, chunk, block=block, only=only or None, progress=progress)
     except (ValueError, TypeError, OSError) as error:
-        errors.print(f"flakit headroom: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("headroom", error) from None
     breaks = any(m.breaks for m in result.margins if m.dtype in formats.values())
     if json:
         margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in result.layers.items()}

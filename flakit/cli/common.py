@@ -1,8 +1,11 @@
-"""Helpers of several commands: JSON, cells of tables, and checks of files to write."""
+"""Helpers of several commands: JSON, cells of tables, errors, and checks of files to write."""
 
 import json as json_module
 import os
 from pathlib import Path
+
+import typer
+from rich.console import Console
 
 
 def as_json(x: object) -> str:
@@ -15,6 +18,13 @@ def cell(x: object) -> str:
     from ..numerics.words import number
 
     return "none" if x is None else number(x, nan="", inf="never")
+
+
+def failure(command: str, error: object, *, code: int = 2, soft_wrap: bool = False) -> typer.Exit:
+    """Print why a command cannot run, and return the exception that ends it."""
+    message = f"flakit {command}: {error}"
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=soft_wrap)
+    return typer.Exit(code)
 
 
 def writable(option: str, path: Path | None, ending: str = "") -> None:

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from .common import as_json, cell, writable, writable_folder
+from .common import as_json, cell, failure, writable, writable_folder
 
 
 def audit(
@@ -74,8 +74,7 @@ def audit(
             report = run(load(subject, like, adapter), **options)
     except (Exception, SystemExit) as error:  # whatever the subject's own module raises: it could not run
         words = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
-        errors.print(f"flakit audit: {words}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("audit", words) from None
     console.print(report)
     for path, write in ((json, report.write_json), (html, report.write_html), (repros, report.write_repros)):
         if path is not None:
@@ -127,8 +126,7 @@ def trace(
         if rounds == 1:
             raise ValueError("--rounds: expected two or more, which can differ, got 1")
     except ValueError as error:
-        Console(stderr=True).print(f"flakit trace: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("trace", error) from None
     options = ["--module"] * module
     options += [f"--json={json}"] * (json is not None) + [f"--picture={picture}"] * (picture is not None)
     options += ["--digits"] * digits + [f"--rounds={rounds}"] * (rounds > 0)
@@ -197,8 +195,7 @@ def sweep(
 
             picture.write_bytes(phase(result, tensor=tensor or None, law=limit).canvas.png())
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
-        errors.print(f"flakit sweep: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("sweep", error) from None
     except KeyboardInterrupt:
         errors.print(f"stopped; {f'run it again to go on from {store}' if store else 'nothing was kept: --store'}")
         raise typer.Exit(130) from None

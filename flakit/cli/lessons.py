@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from .casebook import faults_table
-from .common import as_json
+from .common import as_json, failure
 
 
 def lab(
@@ -43,8 +43,7 @@ def lab(
             console.print(f"== the notebooks, in {place.resolve()}\n{own.copy(place)}", markup=False, highlight=False)
         console.print(f"== your kernel: {mine.create(place).resolve()}", markup=False, highlight=False)
     except (ModuleNotFoundError, OSError) as error:
-        Console(stderr=True).print(f"flakit lab: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+        raise failure("lab", error, code=1) from None
     if not open:
         return
     os.environ.update(own.environment())
@@ -76,9 +75,7 @@ def show_progress(
 
     console = Console(soft_wrap=True)
     if folder is not None and not folder.is_dir():
-        message = f"flakit progress: folder: expected an existing one, got {str(folder)!r}"
-        Console(stderr=True).print(message, style="red", markup=False, highlight=False)
-        raise typer.Exit(2)
+        raise failure("progress", f"folder: expected an existing one, got {str(folder)!r}")
     places = [record.folder(), Path("flakit-notebooks"), Path("notebooks")] if folder is None else [folder]
     place = next((each for each in places if (each / record.FILE).is_file()), places[0])
     state = progress(place)

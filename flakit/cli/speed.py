@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .common import writable
+from .common import failure, writable
 
 
 def bench(
@@ -90,8 +90,7 @@ def bench(
         else:
             _shown(console, rows, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
     except (ValueError, RuntimeError, OSError) as error:
-        errors.print(f"flakit bench: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("bench", error) from None
 
 
 def _of_gates(path: Path, first_calls: bool) -> list:
@@ -215,8 +214,7 @@ def tune(
                 bar.update(task, completed=len(rows) + len(left_out))
     except (ValueError, RuntimeError, OSError) as error:
         note = f"\n{len(rows)} rows found before stand in {path}; --only goes on with others" if rows else ""
-        errors.print(f"flakit tune: {error}{note}", style="red", markup=False, highlight=False)
-        raise typer.Exit(2) from None
+        raise failure("tune", f"{error}{note}", soft_wrap=True) from None
     except KeyboardInterrupt:
         errors.print(f"stopped; {len(rows)} rows stand in {path}" if rows else "stopped; no row was found yet")
         raise typer.Exit(130) from None
