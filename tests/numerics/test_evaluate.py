@@ -53,6 +53,19 @@ def test_outputs_and_gradients_of_every_operator(op):
         assert got.shape == tuple(size[a] for a in axis.split()), name
 
 
+@OPS
+def test_an_operator_says_who_reads_and_what_is_written(op):
+    of, x = OPERATORS[op], inputs(op, T=3, H=1, K=4, dtype=torch.float64, initial_state=True, requires_grad=True)
+    leaves = {name: x[name] for name in of.sequences}
+    last = of.forms["recurrent"](**x).o[:, -1].square().sum()
+    gradients = dict(zip(leaves, torch.autograd.grad(last, list(leaves.values())), strict=True))
+    reach_later_tokens = {name for name, x in gradients.items() if x[:, 1].any()}
+    assert {*of.written, of.decay} <= reach_later_tokens and of.queries[0] not in reach_later_tokens
+    assert {*of.keys} <= {*of.written}
+    includes_its_own_decay = next(iter(of.reads.values()))
+    assert bool(gradients[of.decay][:, -1].any()) == includes_its_own_decay
+
+
 def test_truth_is_what_automatic_differentiation_of_the_definition_gives():
     x = inputs("rwkv6", B=2, T=9, K=4, V=3, initial_state=True, dtype=torch.float64, requires_grad=True)
     do, dstate = cotangents("rwkv6", x, dfinal_state=True)
