@@ -26,7 +26,7 @@ from docs.execute import without_live_parts
 from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
 
 ROOT = Path(__file__).parents[1]
-STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py")
+STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py", "docs/pieces.py")
 CELL_TIMEOUT = 600  # seconds: a cell draws every frame of its panel
 AT_A_TIME = 2
 

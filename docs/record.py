@@ -5,7 +5,8 @@
 From then on a panel that is displayed gives, in place of a widget, the HTML that `_static/player.js` makes live, and
 leaves in the folder, for the id that this HTML names:
 
-    <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text
+    <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text;
+                     where a picture can be cut for a narrow screen (docs/pieces.py)
     <id>/<n>.webp    the pictures, each one once, with two dots for each of the page's pixels
     <id>/more-<k>.js the arithmetic of cells and the scripts of "copy as Python", packed; read when they are asked for
 
@@ -31,6 +32,7 @@ import ipywidgets as widgets
 import numpy as np
 from PIL import Image
 
+from docs.pieces import Cuts
 from flakit.figures.canvas import Canvas, Cell
 from flakit.language import speaking
 from flakit.panels import base
@@ -73,6 +75,8 @@ WORDS = {
     "fit tip": "the whole picture, as wide as the page",
     "link": "copy link",
     "link tip": "the address of this page with the panel as it stands",
+    "save": "save picture",
+    "save tip": "the picture as it stands, as a file",
     "elsewhere": "The address asks for a setting that was not recorded: run it locally. Here the panel begins.",
     "copied": "copied",
     "locally": "not recorded: run it locally",
@@ -160,6 +164,8 @@ class Recording:
     webp: list[bytes] = field(default_factory=list)
     first: bytes = b""  # the picture that the panel begins with, as it comes with the page: one dot a pixel
     pixels: list[tuple[int, int]] = field(default_factory=list)
+    cuts: Cuts = field(default_factory=Cuts)
+    looks: list[int] = field(default_factory=list)  # of each picture, the place of its pieces
     sizes: dict = field(default_factory=dict)
     cells: tuple[int, int] = (0, 0)  # recorded and there, of the frame that has most
 
@@ -348,6 +354,7 @@ class Recording:
         png = self.panel.png
         if png not in self.pictures:
             self.pictures[png] = len(self.webp)
+            self.looks.append(self.cuts.add(self.panel.canvas.figure, png))
             self.webp.append(_webp(self.panel.canvas.png(SHARP)))
             self.pixels.append(Image.open(io.BytesIO(png)).size)
         return self.pictures[png]
@@ -494,6 +501,8 @@ class Recording:
             "runs": [run.button.description for run in panel.runs],
             "frames": frames,
             "pixels": [list(size) for size in self.pixels],
+            "pieces": self.cuts.pieces(),
+            "looks": self.looks,
             "texts": texts.rows,
             "layouts": layouts.rows,
             "offers": offers.rows,

@@ -395,6 +395,7 @@
         this.maps.replaceChildren(...drawn.map((each, n) => {
           const canvas = make("canvas", {tabIndex: 0, role: "img"});
           canvas.addEventListener("pointermove", event => this.point(n, event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight));
+          canvas.addEventListener("click", event => this.point(n, event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight));
           canvas.addEventListener("pointerleave", () => { this.strip.textContent = this.words.point; });
           canvas.addEventListener("keydown", event => this.step(n, event));
           return make("figure", {className: `flakit-map flakit-map-${each.name}`}, make("figcaption"), canvas);

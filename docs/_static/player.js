@@ -7,6 +7,7 @@
   const NEAR = 3; // stops on either side whose pictures are read ahead
   const CALM = 1500; // ms a step while playing, at least, where less motion is asked for
   const SETTLED = 400; // ms after the last move until the address says where a panel stands
+  const PHONE = window.matchMedia("(max-width: 480px)"); // as in player.css: pictures are cut into pieces
   const ICONS = {
     play: "M4 2.5v11l9.5-5.5z",
     pause: "M4 2.5h3v11H4zM9 2.5h3v11H9z",
@@ -69,12 +70,12 @@
       this.packs = new Map();
       this.frame = data.start;
       this.still = root.querySelector("img.flakit-picture");
-      if (!this.fine) this.images.set(data.frames[data.start].picture, this.still.cloneNode());
       this.picked = this.pointed = this.kept = this.timer = this.moved = null;
       this.build();
       this.show(data.start, true);
       this.visit();
       addEventListener("hashchange", () => this.visit());
+      PHONE.addEventListener("change", () => this.lay());
       window.flakitCompute?.offer(this); // compute.js, on a site that computes
     }
 
@@ -156,11 +157,10 @@
       }
       this.elsewhere = make("p", {className: "flakit-elsewhere", hidden: true, role: "status", textContent: words.elsewhere});
       this.readout = make("div", {className: "flakit-readout", "aria-live": "polite"});
-      this.box = make("div", {className: "flakit-frame"}, this.still);
       this.still.decoding = "sync";
       this.still.setAttribute("role", "img");
       this.strip = make("div", {className: "flakit-strip", "aria-live": "polite"});
-      this.window = make("div", {className: "flakit-window"}, this.box);
+      this.window = make("div", {className: "flakit-window"});
       const picture = make("div", {className: "flakit-picture-box"}, this.window, this.strip);
       this.pinned = make("figure", {className: "flakit-pinned", hidden: true});
       const pictures = make("div", {className: "flakit-pictures"}, picture, this.pinned);
@@ -172,6 +172,7 @@
         pin: () => this.pin(),
         copy: async () => this.copy("copy", (await this.cells(this.frame)).script),
         link: () => this.copy("link", new URL(this.address(), location).href),
+        save: () => make("a", {href: this.still.src, download: `${this.id}.webp`, target: "_blank"}).click(),
         more: () => { this.more.hidden = !this.more.hidden; this.buttons.more.setAttribute("aria-expanded", !this.more.hidden); },
         enlarge: () => this.enlarge(),
       })) {
@@ -261,8 +262,28 @@
 
     // Pictures.
 
-    /** Whether this screen shows more than the picture that came with the page has. */
-    get fine() { return window.devicePixelRatio > 1; }
+    /** A picture in pieces one below the other: on a phone those that it was cut into, elsewhere one piece. Each is an
+        opening onto a copy of the whole picture, in which all places are as they are in the whole. */
+    openings(still, picture) {
+      const {pixels, pieces, looks} = this.data, [wide, high] = pixels[picture];
+      const cut = PHONE.matches && !this.large ? pieces[looks[picture]] : [[0, 0, wide, high, wide]];
+      return cut.map(([left, top, width, height, room], n) => {
+        const copy = n ? make("img", {className: "flakit-picture", src: still.src, alt: "", decoding: "sync"}) : still;
+        const frame = make("div", {className: "flakit-frame"}, copy), piece = make("div", {className: "flakit-piece"}, frame);
+        Object.assign(frame.style, {width: `${100 * wide / width}%`, left: `${-100 * left / width}%`, top: `${-100 * top / height}%`});
+        piece.style.aspectRatio = `${width} / ${height}`;
+        if (cut.length > 1) piece.style.width = `${100 * width / room}%`;
+        else piece.style.maxWidth = `calc(var(--larger, 1) * ${wide}px)`;
+        return piece;
+      });
+    }
+
+    lay() {
+      const {picture} = this.data.frames[this.frame];
+      this.laid = [this.data.looks[picture], ...this.data.pixels[picture]].join();
+      this.window.replaceChildren(...this.openings(this.still, picture));
+      this.say();
+    }
 
     image(n) {
       const picture = this.data.frames[n].picture;
@@ -286,16 +307,15 @@
       }
       if (this.frame !== n) return;
       const [width, height] = this.data.pixels[frame.picture];
-      if (!first || this.fine) this.still.src = image.src;
+      for (const each of [this.still, ...this.window.querySelectorAll("img")]) each.src = image.src;
       this.still.width = width;
       this.still.height = height;
       this.still.alt = this.data.texts[frame.alt];
       this.still.setAttribute("aria-label", this.still.alt);
-      this.box.style.maxWidth = `${width}px`;
       this.readout.innerHTML = this.data.texts[frame.readout];
       this.readout.style.minHeight = `${this.tall = Math.max(this.tall ?? 0, this.readout.offsetHeight)}px`;
       this.keep();
-      this.say();
+      if (this.laid === [this.data.looks[frame.picture], width, height].join()) this.say(); else this.lay();
       this.root.dataset.frame = n;
       if (!first) this.ahead(true);
     }
@@ -397,18 +417,19 @@
       const {still} = this;
       let waiting = null;
       const at = event => {
-        const box = still.getBoundingClientRect();
+        if (!event.target.matches("img")) return null;
+        const box = event.target.getBoundingClientRect();
         return this.hit((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
       };
-      still.addEventListener("pointermove", event => {
+      this.window.addEventListener("pointermove", event => {
         if (event.pointerType === "touch") return;
         const first = waiting === null;
         waiting = event;
         if (first) requestAnimationFrame(() => { this.pointed = at(waiting); waiting = null; this.say(); });
       });
-      still.addEventListener("pointerleave", () => { this.pointed = null; this.say(); });
-      still.addEventListener("click", event => {
-        if (!this.maps.length) return;
+      this.window.addEventListener("pointerleave", () => { this.pointed = null; this.say(); });
+      this.window.addEventListener("click", event => {
+        if (!this.maps.length || !event.target.matches("img")) return;
         still.focus({preventScroll: true});
         this.pick(at(event));
       });
@@ -473,7 +494,7 @@
       const cell = this.cell, n = this.frame, points = this.maps.length > 0;
       this.strip.hidden = !points;
       this.still.tabIndex = points ? 0 : -1;
-      this.still.style.cursor = points ? "crosshair" : "";
+      this.window.classList.toggle("flakit-points", points);
       if (!cell) {
         delete this.strip.dataset.waiting;
         this.strip.textContent = this.words.point;
@@ -518,11 +539,13 @@
     }
 
     light(places) {
-      this.box.querySelectorAll(".flakit-lit").forEach(each => each.remove());
-      for (const [look, x, width, y, height] of places) {
-        const lit = make("div", {className: `flakit-lit flakit-lit-${look}`});
-        Object.assign(lit.style, {left: `${100 * x}%`, width: `${100 * width}%`, top: `${100 * y}%`, height: `${100 * height}%`});
-        this.box.append(lit);
+      this.window.querySelectorAll(".flakit-lit").forEach(each => each.remove());
+      for (const frame of this.window.querySelectorAll(".flakit-frame")) {
+        for (const [look, x, width, y, height] of places) {
+          const lit = make("div", {className: `flakit-lit flakit-lit-${look}`});
+          Object.assign(lit.style, {left: `${100 * x}%`, width: `${100 * width}%`, top: `${100 * y}%`, height: `${100 * height}%`});
+          frame.append(lit);
+        }
       }
     }
 
@@ -538,7 +561,8 @@
         const {picture, alt, text} = this.data.frames[this.frame], [width, height] = this.data.pixels[picture];
         const say = each => words.pinned.replace("{text}", each);
         const still = make("img", {className: "flakit-picture", src: this.still.src, width, height, alt: say(this.data.texts[alt])});
-        this.pinned.append(make("div", {className: "flakit-frame"}, still), make("figcaption", {textContent: say(this.data.texts[text])}));
+        const pinned = make("div", {className: "flakit-window"}, ...this.openings(still, picture));
+        this.pinned.append(pinned, make("figcaption", {textContent: say(this.data.texts[text])}));
       }
       this.buttons.pin.textContent = words[kept ? "pin" : "unpin"];
       this.buttons.pin.title = words[kept ? "pin tip" : "unpin tip"];
@@ -559,10 +583,12 @@
     }
 
     enlarge() {
-      const large = this.root.classList.toggle("flakit-large"), name = large ? "fit" : "enlarge";
+      this.large = this.root.classList.toggle("flakit-large");
+      const name = this.large ? "fit" : "enlarge";
       this.buttons.enlarge.textContent = this.words[name];
       this.buttons.enlarge.title = this.words[`${name} tip`];
-      if (large) this.window.tabIndex = 0; else this.window.removeAttribute("tabindex");
+      if (this.large) this.window.tabIndex = 0; else this.window.removeAttribute("tabindex");
+      this.lay();
     }
   }
 

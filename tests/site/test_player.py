@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 from PIL import Image, ImageChops
@@ -176,7 +177,7 @@ class Played:
 
     def picture(self, folder):
         """The file that is shown, decoded."""
-        image = self.root.locator(".flakit-picture-box img.flakit-picture")
+        image = self.root.locator(".flakit-picture-box img[role=img]")
         assert image.evaluate("image => image.complete && image.naturalWidth > 0")
         source = image.evaluate("image => image.currentSrc")
         if source.startswith("data:image/webp;base64,"):  # the first one, which comes with the page
@@ -468,6 +469,63 @@ def test_without_scripts_picture_readout_and_knobs_are_there(chromium, folder):
     assert live(PANELS["masking"][0]).text.split("\n")[0] in said and "decay w -2.7" in said and "make lab" in said
     assert page.locator("img.flakit-picture").bounding_box()["height"] > 200
     context.close()
+
+
+PIECES = """root => Array.from(root.querySelectorAll('.flakit-picture-box .flakit-piece')).map(piece => {
+  const {left, right, top, width, height} = piece.getBoundingClientRect(), image = piece.querySelector('img');
+  const all = image.getBoundingClientRect(), scale = all.width / root.player.still.getAttribute('width');
+  const shown = [(left - all.left) / all.width, (top - all.top) / all.height, width / all.width, height / all.height];
+  return {left, right, width, scale, shown};
+})"""
+CENTRE = """(image, [x, y]) => {
+  scrollBy(0, image.getBoundingClientRect().y + y * image.getBoundingClientRect().height - 300);
+  const {left, top, width, height} = image.getBoundingClientRect();
+  return [left + x * width, top + y * height];
+}"""
+
+
+@pytest.mark.parametrize("name", ["decay-explorer", "masking", "sketch-broken", "state-stepper"])
+def test_on_a_phone_the_maps_of_a_picture_stand_one_below_the_other(name, open_player, folder):
+    player, panel = open_player(name, viewport={"width": 390, "height": 844}, has_touch=True), live(PANELS[name][0])
+    pieces = player.root.evaluate(PIECES)
+    assert len(pieces) > 2 and all(0 <= each["left"] and each["right"] <= 390 for each in pieces)
+    ink = np.asarray(player.picture(folder)).min(-1) < 250
+    high, wide = ink.shape
+    for left, top, width, height in (each["shown"] for each in pieces):
+        ink[round(top * high) : round((top + height) * high), round(left * wide) : round((left + width) * wide)] = False
+    assert not ink.any()  # nothing is left out
+    for n, (name, (rows, columns)) in enumerate(panel.canvas.maps.items()):
+        left, top, width, height = box = panel.canvas.box(name)
+        (own,) = (each for each in pieces if holds(each["shown"], box))
+        assert own["scale"] > 0.95 or own["width"] > 300
+        image = player.root.locator(".flakit-piece img").nth(pieces.index(own))
+        player.page.touchscreen.tap(*image.evaluate(CENTRE, [left + width / 2, top + height / 2]))
+        picked = player.root.evaluate("root => root.player.picked")
+        assert picked["map"] == n and 0 <= picked["row"] < rows and 0 <= picked["column"] < columns
+        waiting = "root => !root.querySelector('.flakit-strip').dataset.waiting"
+        player.page.wait_for_function(waiting, arg=player.root.element_handle())
+        strip = player.root.locator(".flakit-strip").bounding_box()
+        assert strip["y"] >= 0 and strip["y"] + strip["height"] <= 845  # in view, however long the picture is
+
+
+def holds(outer, inner):
+    (left, top, width, height), (x, y, across, down) = outer, inner
+    return left <= x and top <= y and x + across <= left + width and y + down <= top + height
+
+
+def test_on_a_phone_a_picture_can_be_seen_whole_and_pinned(open_player):
+    player = open_player("masking", viewport={"width": 390, "height": 844})
+    pieces = player.root.locator(".flakit-picture-box .flakit-piece")
+    cut, button = pieces.count(), player.root.locator(".flakit-enlarge")
+    player.button("pin")
+    assert player.root.locator(".flakit-pinned .flakit-piece").count() == cut > 2
+    button.click()
+    assert pieces.count() == 1 and pieces.bounding_box()["width"] == 590 and button.inner_text() == "fit"
+    button.click()
+    assert pieces.count() == cut and button.inner_text() == "enlarge"
+    player.page.set_viewport_size({"width": 1024, "height": 844})
+    player.page.evaluate(PAINTED)
+    assert pieces.count() == 1 and pieces.bounding_box()["width"] == 590
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -167,6 +167,31 @@ PANEL_AT_THE_TOP = """async name => {
 }"""
 
 
+MAPS = """root => root.player.maps.map(map => {
+  const ends = edges => [Math.min(...edges), Math.max(...edges)];
+  const [[left, right], [top, bottom]] = [ends(map.x), ends(map.y)];
+  const within = Array.from(root.querySelectorAll('.flakit-piece')).filter(piece => {
+    const box = piece.getBoundingClientRect(), whole = piece.querySelector('img').getBoundingClientRect();
+    return box.left - 1 <= whole.left + left * whole.width && whole.left + right * whole.width <= box.right + 1
+      && box.top - 1 <= whole.top + top * whole.height && whole.top + bottom * whole.height <= box.bottom + 1;
+  });
+  return [map.rows, within.map(piece => Math.round(piece.getBoundingClientRect().width))];
+})"""
+
+
+@pytest.mark.parametrize("lesson", ["00_start_here", "04_chunk_backward", "05_one_infinity"])
+def test_on_a_phone_each_map_of_a_lessons_first_picture_has_its_width(opened, lesson):
+    page = opened("index")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(page.url.replace("index.html", f"notebooks/{lesson}.html"))
+    player = page.locator(".flakit-player").first
+    player.scroll_into_view_if_needed()
+    page.locator(".flakit-live[data-frame]").first.wait_for()
+    found = player.evaluate(MAPS)
+    assert found and all(len(width) == 1 and width[0] >= (285 if rows > 1 else 240) for rows, width in found), found
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_address_of_a_panel_leads_to_it(opened, width):
     page = opened("notebooks/05_one_infinity")

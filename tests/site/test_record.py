@@ -168,6 +168,12 @@ def test_every_picture_is_sharp(tmp_path):
     assert len(sizes) > 3 and sizes == [(2 * wide, 2 * high) for wide, high in pixels]
 
 
+def test_every_picture_says_where_it_is_cut(recorded):
+    _, _, data, _ = recorded
+    assert len(data["looks"]) == len(data["pixels"]) and set(data["looks"]) == set(range(len(data["pieces"])))
+    assert data["pieces"] == [[[0, 0, 200, 100, 200]]]  # a small one is whole
+
+
 def test_the_first_picture_comes_with_the_page(recorded):
     *_, data, shown = recorded
     source = re.search(r'src="data:image/webp;base64,([^"]+)"', shown)[1]

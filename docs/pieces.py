@@ -1,0 +1,390 @@
+"""The pieces of a picture, which the player shows one below the other where a screen is narrow.
+
+    cuts = Cuts()
+    look = cuts.add(canvas.figure, png)  # of every frame
+    cuts.pieces()[look]
+
+A panel's picture is as wide as a page's column: on a phone a row of maps shrinks until nobody can read it. Cut between
+its maps, where nothing is drawn, the same picture needs no second recording. A map, its title, its ticks and its colour
+bar are one piece; so are maps that an arrow joins.
+"""
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+from flakit.figures import style
+
+# All in pixels of the picture.
+FITS = 340  # what is no wider is not cut: a phone shows it at about its own size, or larger
+NARROW = 45  # axes no wider belong to those nearest beside them, as a colour bar does
+ABOVE, BELOW = 30, 8  # words so near to axes, and no wider, are theirs
+BESIDE = 10  # and words so near to their left or right
+TOUCH = 2  # boxes that overlap less may be cut apart: letters are narrower than their boxes
+EDGE = 4  # of the ground around a piece
+ENLARGED, LETTERS = 2.0, 1.25  # how many times its own size a phone shows a piece at most: one with axes, words alone
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, from the picture's upper left corner."""
+
+Piece = tuple[int, int, int, int, int]
+"""Left, top, width and height; and how much of the picture's width is as wide as the screen where it is shown."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is not cut.
+
+    frame: of axes, what lies within their own lines. parts: of a legend, the boxes of its entries, between which it may
+    be cut if it is too wide.
+    """
+
+    box: Box
+    frame: Box | None = None
+    parts: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks that stay together. axes: whether any are among them."""
+
+    box: Box
+    axes: bool = False
+
+    @property
+    def width(self) -> float:
+        return self.box[2] - self.box[0]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The groups of one piece, what of the picture is its own, and the width that it is as large beside others with."""
+
+    group: Group
+    within: tuple[int, int, int, int]
+    room: float
+
+
+@dataclass
+class Look:
+    """Pictures that are cut alike: all that they show, and where."""
+
+    found: set[Block]
+    ink: np.ndarray
+    leaves: list[Leaf]
+
+    @classmethod
+    def of(cls, found: set[Block], ink: np.ndarray) -> "Look":
+        return cls(found, ink, _leaves(found, ink))
+
+    @property
+    def widest(self) -> float:
+        return max(leaf.group.width for leaf in self.leaves)
+
+    def fits(self, ink: np.ndarray) -> bool:
+        """Whether none of this ink is where these pictures are cut: at the left and the upper end of a leaf."""
+        for left, top, right, bottom in (leaf.within for leaf in self.leaves):
+            if (left and ink[top:bottom, left].any()) or (top and ink[top, left:right].any()):
+                return False
+        return True
+
+
+@dataclass
+class Cuts:
+    """Pictures of one panel, each cut as those before it where it can be: pieces stay in place from frame to frame."""
+
+    looks: list[tuple[tuple, Look]] = field(default_factory=list)
+
+    def add(self, figure: Figure, png: bytes) -> int:
+        """One more picture, as the figure was drawn last; the place of its pieces among `pieces()`."""
+        ink = (np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) != 255).any(-1)
+        key = ink.shape, *(tuple(ax.bbox.extents.round()) for ax in figure.axes if ax.get_visible())
+        alike = [n for n, (other, _) in enumerate(self.looks) if other == key]
+        for n in alike:
+            look = self.looks[n][1]
+            if look.fits(ink):
+                look.ink |= ink
+                return n
+        own = Look.of(set(blocks(figure)), ink)
+        for n in alike:
+            look = self.looks[n][1]
+            both = Look.of(look.found | own.found, look.ink | ink)
+            if both.widest <= min(look.widest, own.widest):
+                self.looks[n] = key, both
+                return n
+        self.looks.append((key, own))
+        return len(self.looks) - 1
+
+    def pieces(self) -> list[list[Piece]]:
+        return [pieces(look.leaves, look.ink) for _, look in self.looks]
+
+
+def blocks(figure: Figure) -> list[Block]:
+    """All that a figure shows, as it was drawn last."""
+    renderer, height, found = figure.canvas.get_renderer(), figure.bbox.height, []
+
+    def flipped(box: Bbox) -> Box:
+        return tuple(round(float(x), 1) for x in (box.x0, height - box.y1, box.x1, height - box.y0))
+
+    def block(box: Bbox | None, **more) -> None:
+        box = box and Bbox.intersection(box, figure.bbox)
+        if box and min(box.width, box.height) > TOUCH:
+            found.append(Block(flipped(box), **more))
+
+    def entries(legend: Legend) -> tuple[Box, ...]:
+        pairs = zip(legend.legend_handles, legend.get_texts(), strict=True)
+        return tuple(flipped(Bbox.union([each.get_window_extent(renderer) for each in pair])) for pair in pairs)
+
+    with style.context():  # ticks made here take their look from it
+        axes = [ax for ax in figure.axes if ax.get_visible()]
+        for ax in axes:
+            extra = [x for x in ax.get_default_bbox_extra_artists() if _drawn(x) and not isinstance(x, Legend)]
+            block(ax.get_tightbbox(renderer, bbox_extra_artists=extra), frame=flipped(ax.bbox))
+        for legend in (*(ax.get_legend() for ax in axes), *figure.legends):
+            if legend and legend.get_visible():
+                block(legend.get_window_extent(renderer), parts=entries(legend))
+        for artist in (*figure.texts, *figure.lines, *figure.patches, *figure.artists):
+            if _drawn(artist):
+                block(artist.get_tightbbox(renderer))
+    return found
+
+
+def _drawn(artist: Artist) -> bool:
+    """Whether there is anything of it: matplotlib has boxes of empty texts and lines, too."""
+    if isinstance(artist, Line2D):
+        return artist.get_visible() and bool(np.isfinite(artist.get_xydata()).all(-1).any())
+    return artist.get_visible() and not (isinstance(artist, Text) and not artist.get_text().strip())
+
+
+def pieces(leaves: list[Leaf], ink: np.ndarray) -> list[Piece]:
+    """Leaves without the ground around them; a picture that cannot be cut is one piece, as it is."""
+    height, width = ink.shape
+    found = [piece for leaf in leaves if (piece := _piece(leaf, ink))]
+    return found if len(found) > 1 else [(0, 0, width, height, width)]
+
+
+def _leaves(found: Iterable[Block], ink: np.ndarray) -> list[Leaf]:
+    """Cut a picture between its blocks, in the order in which it is read.
+
+    ink: [height, width] booleans, false on the ground. No cut goes through ink, and every pixel is in one leaf.
+    """
+    height, width = ink.shape
+    within = (0, 0, width, height)
+    groups = _grouped([each for each in sorted(found, key=lambda each: each.box) if _inside(each.box, ink).any()])
+    return _cut(groups, within, ink) if groups else [Leaf(Group(within), within, width)]
+
+
+def _inside(box: Box, ink: np.ndarray) -> np.ndarray:
+    left, top, right, bottom = (max(0, int(x)) for x in box)
+    return ink[top : bottom + 1, left : right + 1]
+
+
+def _grouped(found: list[Block]) -> list[Group]:
+    framed = [each for each in found if each.frame]
+    wide = [each for each in framed if each.frame[2] - each.frame[0] > NARROW]
+    groups = [Group(each.box, axes=True) for each in wide]
+    for each in framed:
+        if each not in wide:
+            beside = [n for n, other in enumerate(wide) if _overlap(other.frame, each.frame, 1) > 0]
+            _add(
+                groups,
+                Group(each.box, axes=True),
+                sorted(beside, key=lambda n: -_overlap(wide[n].frame, each.frame, 0)),
+            )
+    groups = _joined(groups)
+    for each in found:
+        if not each.frame:
+            near = [n for n, group in enumerate(groups) if group.axes and _near(group.box, each.box)]
+            beside = [n for n, group in enumerate(groups) if group.axes and _beside(group.box, each.box)]
+            if beside:
+                _add(groups, Group(each.box), sorted(beside, key=lambda n: -_overlap(groups[n].box, each.box, 0)))
+            elif len(near) == 1 and _owns(groups[near[0]], each, found):
+                _add(groups, Group(each.box), near)
+            else:
+                groups += [Group(box) for box in each.parts or (each.box,)]
+    return _joined(groups)
+
+
+def _owns(axes: Group, words: Block, found: list[Block]) -> bool:
+    """Whether words are no wider than the axes that they are near to, and nothing else lies partly between the two."""
+    both = _union([axes, Group(words.box)]).box
+    over = [each for each in found if _touch(both, each.box) and not _touch(axes.box, each.box)]
+    wide = words.box[2] - words.box[0] - _overlap(axes.box, words.box, 0)
+    return wide <= TOUCH and all(_overlap(both, each.box, 0) >= each.box[2] - each.box[0] - TOUCH for each in over)
+
+
+def _add(groups: list[Group], group: Group, nearest: list[int]) -> None:
+    if nearest:
+        groups[nearest[0]] = _union([groups[nearest[0]], group])
+    else:
+        groups.append(group)
+
+
+def _near(axes: Box, words: Box) -> bool:
+    return _overlap(axes, words, 0) > TOUCH and axes[1] - words[3] < ABOVE and words[1] - axes[3] < BELOW
+
+
+def _beside(axes: Box, words: Box) -> bool:
+    return 0 <= -_overlap(axes, words, 0) < BESIDE and 2 * _overlap(axes, words, 1) > words[3] - words[1]
+
+
+def _overlap(one: Box, other: Box, axis: int) -> float:
+    """How far two boxes overlap across (0) or down (1); less than nothing: how far apart they are."""
+    return min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis])
+
+
+def _touch(one: Box, other: Box) -> bool:
+    return min(_overlap(one, other, axis) for axis in (0, 1)) > TOUCH
+
+
+def _union(groups: list[Group]) -> Group:
+    left, top, right, bottom = zip(*(group.box for group in groups), strict=True)
+    return Group((min(left), min(top), max(right), max(bottom)), any(group.axes for group in groups))
+
+
+def _joined(groups: list[Group]) -> list[Group]:
+    """Those that overlap are one."""
+    done: list[Group] = []
+    for group in groups:
+        while True:
+            touching = [each for each in done if _touch(each.box, group.box)]
+            if not touching:
+                break
+            done = [x for x in done if x not in touching]
+            group = _union([group, *touching])
+        done.append(group)
+    return done
+
+
+def _cut(groups: list[Group], within: tuple[int, int, int, int], ink: np.ndarray) -> list[Leaf]:
+    """Rows, and in each of them as many columns as are needed."""
+    whole = _union(groups)
+    alone = [Leaf(whole, within, whole.width)]
+    if whole.width <= FITS:
+        return alone
+    rows = _entitled(_runs(groups, within, ink, 1), within, ink)
+    if len(rows) > 1:
+        return _together([_cut(row, part, ink) for row, part in zip(rows, _parts(rows, within, ink, 1), strict=True)])
+    columns = _few(_led(_runs(groups, within, ink, 0)))
+    if len(columns) == 1:
+        return alone
+    parts = _parts(columns, within, ink, 0)
+    found = [leaf for column, part in zip(columns, parts, strict=True) for leaf in _cut(column, part, ink)]
+    widest = min(FITS, max(leaf.room for leaf in found))  # letters are as large in all columns
+    return [Leaf(leaf.group, leaf.within, max(leaf.room, widest)) for leaf in found]
+
+
+def _entitled(rows: list[list[Group]], within: tuple[int, int, int, int], ink: np.ndarray) -> list[list[Group]]:
+    """A row of words that has some for every column of axes below it is of these."""
+    found: list[list[Group]] = []
+    for row in rows:
+        if found and not _union(found[-1]).axes and _union(row).axes:
+            both = found[-1] + row
+            _, top, _, bottom = _union(both).box
+            columns = _runs(both, (within[0], int(top), within[2], int(bottom) + 1), ink, 0)
+            if len(columns) > 1 and all({group.axes for group in column} == {True, False} for column in columns):
+                found[-1] = both
+                continue
+        found.append(row)
+    return found
+
+
+def _runs(groups: list[Group], within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> list[list[Group]]:
+    """Groups in order, down (1) or across (0), in runs between which the picture can be cut."""
+    runs: list[list[Group]] = []
+    for group in sorted(groups, key=lambda group: group.box[axis]):
+        if runs and _line(_union(runs[-1]), group, within, ink, axis) is None:
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+    return runs
+
+
+def _line(before: Group, after: Group, within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> int | None:
+    """The line of pixels without ink that is nearest to the middle between two groups; None: there is none."""
+    end, start = before.box[axis + 2], after.box[axis]
+    if start < end - TOUCH:
+        return None
+    left, top, right, bottom = within
+    inked = ink[top:bottom, left:right].any(axis)
+    first, last = int(min(end, start)) - TOUCH, int(max(end, start)) + TOUCH
+    free = [
+        n
+        for n in range(max(first, within[axis] + 1), min(last, within[axis + 2] - 1) + 1)
+        if not inked[n - within[axis]]
+    ]
+    return min(free, key=lambda n: abs(n + 0.5 - (end + start) / 2), default=None)
+
+
+def _parts(runs: list[list[Group]], within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> list[tuple]:
+    """What of `within` belongs to each run."""
+    lines = [_line(_union(a), _union(b), within, ink, axis) for a, b in pairwise(runs)]
+    edges = [within[axis], *lines, within[axis + 2]]
+    left, top, right, bottom = within
+    return [(left, low, right, high) if axis else (low, top, high, bottom) for low, high in pairwise(edges)]
+
+
+def _together(rows: list[list[Leaf]]) -> list[Leaf]:
+    """Axes below each other that are too wide and cannot be cut stay one piece: they may have ticks in common."""
+    found: list[Leaf] = []
+    for row in rows:
+        last = found[-1] if found else None
+        if last and len(row) == 1 and all(leaf.room > FITS and leaf.group.axes for leaf in (last, *row)):
+            group = _union([last.group, row[0].group])
+            found[-1] = Leaf(group, (*last.within[:2], *row[0].within[2:]), group.width)
+        else:
+            found += row
+    return found
+
+
+def _led(columns: list[list[Group]]) -> list[list[Group]]:
+    """Words beside axes are the end of what is before them, or the beginning of what is behind."""
+    if not any(group.axes for column in columns for group in column):
+        return columns
+    found: list[list[Group]] = []
+    for column in columns:
+        if found and not (_union(found[-1]).axes and _union(column).axes):
+            found[-1] = found[-1] + column
+        else:
+            found.append(column)
+    return found
+
+
+def _few(runs: list[list[Group]]) -> list[list[Group]]:
+    """Neighbours together while they fit: in as few columns as may be, and these as even as may be."""
+
+    def filled(most: float) -> list[list[Group]]:
+        columns: list[list[Group]] = []
+        for run in runs:
+            if columns and _union(columns[-1] + run).width <= most:
+                columns[-1] = columns[-1] + run
+            else:
+                columns.append(run)
+        return columns
+
+    fewest = len(filled(FITS))
+    ends = [(_union(run).box[0], _union(run).box[2]) for run in runs]
+    widths = sorted(right - left for n, (left, _) in enumerate(ends) for _, right in ends[n:])
+    return next(columns for most in widths if len(columns := filled(most)) <= fewest)
+
+
+def _piece(leaf: Leaf, ink: np.ndarray) -> Piece | None:
+    left, top, right, bottom = leaf.within
+    inked = ink[top:bottom, left:right]
+    across, down = (np.flatnonzero(inked.any(axis)) for axis in (0, 1))
+    if not across.size:
+        return None
+    left, right = max(left, left + across[0] - EDGE), min(right, left + across[-1] + 1 + EDGE)
+    top, bottom = max(top, top + down[0] - EDGE), min(bottom, top + down[-1] + 1 + EDGE)
+    room = max(leaf.room + 2 * EDGE, FITS / (ENLARGED if leaf.group.axes else LETTERS), right - left)
+    return int(left), int(top), int(right - left), int(bottom - top), int(np.ceil(room))
