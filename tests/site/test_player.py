@@ -393,6 +393,14 @@ def test_copy_as_python_gives_the_script_of_the_present_setting(open_player):
     assert script.input_value() == live(PANELS["sketch-broken"][0]).set(decay=-1.39).as_python()
 
 
+def test_a_picture_can_be_saved(open_player):
+    player = open_player("masking")
+    shown = player.root.locator("img[role=img]").evaluate("image => image.src")
+    with player.page.expect_popup() as opened:  # a server's picture is downloaded; a browser opens one of its files
+        player.button("save picture")
+    assert opened.value.url == shown
+
+
 def test_the_address_leads_back_to_where_a_panel_stood(open_player):
     player = open_player("decay-gradient", "sketch-broken")
     page, second = player.page, player.page.locator(".flakit-player").nth(1)
@@ -523,6 +531,7 @@ def test_on_a_phone_a_picture_can_be_seen_whole_and_pinned(open_player):
     assert pieces.count() == 1 and pieces.bounding_box()["width"] == 590 and button.inner_text() == "fit"
     button.click()
     assert pieces.count() == cut and button.inner_text() == "enlarge"
+    player.button("unpin")
     player.page.set_viewport_size({"width": 1024, "height": 844})
     player.page.evaluate(PAINTED)
     assert pieces.count() == 1 and pieces.bounding_box()["width"] == 590
