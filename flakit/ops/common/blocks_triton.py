@@ -268,13 +268,6 @@ def below(b_A, C: tl.constexpr):
 
 
 @triton.jit
-def above(b_A, C: tl.constexpr):
-    """Return the strictly upper triangle of b_A [C, C], zero elsewhere."""
-    o_c = tl.arange(0, C)
-    return tl.where(o_c[:, None] < o_c[None, :], b_A, 0.0)
-
-
-@triton.jit
 def diagonal(b_A, C: tl.constexpr):
     """Return the diagonal of b_A [C, C] as a column, [C, 1]."""
     o_c = tl.arange(0, C)

@@ -22,7 +22,7 @@ MILD_TOKEN = tl.constexpr(-4.0)
 
 @triton.jit
 def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-          BD: tl.constexpr):  # fmt: skip
+              BD: tl.constexpr):  # fmt: skip
     """Load rows start + shift … of one head of p [rows, H, D] as [C, BD]; zero outside the chunk and the sequence."""
     o_c = tl.arange(0, C) + shift
     o_d = i_d * BD + tl.arange(0, BD)

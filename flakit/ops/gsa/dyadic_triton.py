@@ -174,7 +174,7 @@ def softmax_grads_kernel(
 
 @triton.jit
 def _load_reads(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
-             BM: tl.constexpr):  # fmt: skip
+                BM: tl.constexpr):  # fmt: skip
     """Load x of the first or second pass, [C, BM]."""
     if second:
         b_x = load_tile(p, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
@@ -254,7 +254,7 @@ def _written(y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.co
 
 @triton.jit
 def _pass_tensors(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2,
-             SCALED: tl.constexpr):  # fmt: skip
+                  SCALED: tl.constexpr):  # fmt: skip
     """Return the tensors of the first or second pass."""
     if second:
         z, y, states, dstates = z_2, y_2, states_2, dstates_2

@@ -163,7 +163,7 @@ def mild_softmax_grads_kernel(
 
 @triton.jit
 def _add_key_reads(b_z, x, y, z, read, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr,
-                  D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+                   D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """Return b_z + upper(y z^T) x*, the reads of a key in one pass, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)

@@ -17,7 +17,7 @@ def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.const
 
 @triton.jit
 def units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
-           BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+          BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Load the row scales of that block, [BM]; ones unless SCALED. BS: columns that share a scale."""
     o_m = tl.arange(0, BM)
     if SCALED:

@@ -54,7 +54,7 @@ and db of repeated tokens to a tenth. Triton's interpreter does not support bf16
 
 @triton.jit
 def _classify(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-             MILD: tl.constexpr):  # fmt: skip
+              MILD: tl.constexpr):  # fmt: skip
     """Return whether this launch, of a path's first kernel, handles chunk-and-head i; the mild one sets the flag.
 
     No token may decay by more than 1 / C of a chunk's limit: stricter than the sum, but RWKV7's bounded w passes.
