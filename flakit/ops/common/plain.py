@@ -5,6 +5,7 @@
 state is the last of `rest`, its gradient the last result of `backward`: a tensor or a pair of tensors.
 """
 
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -15,13 +16,16 @@ from .packed import buckets, joined_rows, joined_states
 CHUNK_SIZE = 32  # on a CPU: half of the scores of 64, while states still cost less than the rest
 
 
-def _implementation(package: str, form: str, backend: str, chunk_size: int, first: Tensor):
-    """Return the module that runs, the first sequence in the dtype to compute in, and extra arguments."""
+def _call(direction: str, package: str, form: str, backend: str, chunk_size: int, sequences, *rest) -> tuple:
+    """Call `direction`, "forward" or "backward", of the module for this form, in the dtype to compute in."""
+    first, *others = sequences
     if form == "chunk" and backend == "torch":
         shortest = 1 << (first.shape[1] - 1).bit_length()  # a short sequence would be mostly padding
-        return import_module(".chunk_torch", package), first, (chunk_size or min(CHUNK_SIZE, shortest),)
-    # Thousands of products with the same rounded e^w accumulate its error: 2e-5 at w = -1e-4, T = 4096 in float32.
-    return import_module(".reference", package), first.double(), ()
+        module, rest = import_module(".chunk_torch", package), (*rest, chunk_size or min(CHUNK_SIZE, shortest))
+    else:
+        # Thousands of products with the same rounded e^w accumulate its error: 2e-5 at w = -1e-4, T = 4096 in float32.
+        module, first = import_module(".reference", package), first.double()
+    return getattr(module, direction)(first, *others, *rest)
 
 
 def forward(
@@ -34,17 +38,13 @@ def forward(
     cu_seqlens: Tensor | None,
 ) -> tuple:
     """Return o and the final state, in the dtype they were computed in."""
-
-    def run(sequences, rest):
-        module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
-        return module.forward(first, *sequences[1:], *rest, *extra)
-
+    run = partial(_call, "forward", package, form, backend, chunk_size)
     with torch.autocast(sequences[0].device.type, enabled=False):
         if cu_seqlens is None:
-            return run(sequences, rest)
+            return run(sequences, *rest)
         *shared, state = rest
         batches = buckets(cu_seqlens)
-        results = [run([x.rows(y) for y in sequences], (*shared, x.states(state))) for x in batches]
+        results = [run([x.rows(y) for y in sequences], *shared, x.states(state)) for x in batches]
         o, states = zip(*results, strict=True)
         return joined_rows(batches, o, sequences[0].shape[1]), joined_states(batches, states)
 
@@ -61,18 +61,14 @@ def backward(
     dfinal_state,
 ) -> tuple:
     """Return the results of the operator's `backward`: first the gradients of the sequences."""
-
-    def run(sequences, rest, do, dfinal_state):
-        module, first, extra = _implementation(package, form, backend, chunk_size, sequences[0])
-        return module.backward(first, *sequences[1:], *rest, do, dfinal_state, *extra)
-
+    run = partial(_call, "backward", package, form, backend, chunk_size)
     with torch.autocast(do.device.type, enabled=False):
         if cu_seqlens is None:
-            return run(sequences, rest, do, dfinal_state)
+            return run(sequences, *rest, do, dfinal_state)
         *shared, state = rest
         batches = buckets(cu_seqlens)
         results = [
-            run([x.rows(y) for y in sequences], (*shared, x.states(state)), x.rows(do), x.states(dfinal_state))
+            run([x.rows(y) for y in sequences], *shared, x.states(state), x.rows(do), x.states(dfinal_state))
             for x in batches
         ]
         *grads, dstates = zip(*results, strict=True)
