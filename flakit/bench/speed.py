@@ -31,8 +31,8 @@ from ..numerics.operators import Operator, operator
 from .meter import Meter, Times
 
 DRAWN = 512
-"""Number of random tokens per sequence; longer sequences repeat them. On the host, drawing all of them would take
-longer than the benchmark itself."""
+"""Number of random tokens per sequence; longer sequences repeat them, except the decays of `_DRAWN_DECAYS`. To draw all
+tensors whole on the host would take longer than the benchmark itself."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Case:
         draw = _DRAWN_DECAYS.get(self.decay)
         sizes |= {"decay": "model"} if draw else {}
         tensors = inputs(self.op, **sizes, **grad, initial_state=self.decode, device=device)
-        if draw:
-            rows = tensors[self.operator.decay].detach()
-            rows.copy_(torch.from_numpy(draw(rows.double().cpu().numpy(), np.random.default_rng(0))))
         for name in self.operator.sequences:
             repeated = tensors[name].detach().repeat(1, -(-T // DRAWN), 1, 1)
             tensors[name] = repeated[:, :T].contiguous().requires_grad_(**grad)
+        if draw:  # for every token: how many heads hold a rare steep gate depends on how many are drawn
+            rows = tensors[self.operator.decay].detach()
+            rows.copy_(torch.from_numpy(draw(rows.double().cpu().numpy(), np.random.default_rng(0))))
         return tensors
 
 

@@ -63,6 +63,20 @@ def test_a_long_sequence_has_the_same_tokens_over_and_over(op):
         assert torch.equal(x, whole)
 
 
+@pytest.mark.parametrize("decay", [speed.TRAINED, "5% steep"])
+def test_steep_gates_are_drawn_for_every_token(decay):
+    case = small("rwkv6", B=1, T=2 * speed.DRAWN, H=4, K=64, decay=decay)
+    x = case.inputs("cpu")
+    first, second = x["w"].chunk(2, 1)
+    assert x["w"].is_leaf and x["w"].requires_grad and torch.equal(*x["k"].chunk(2, 1))
+    if decay == speed.TRAINED:
+        assert (first != second).float().mean() > 0.9
+    else:
+        steep = (x["w"] == -20).any(-1).unflatten(1, (-1, 16)).any(2)
+        assert steep.float().mean().item() == pytest.approx(speed.SHARES[decay], rel=0.5)
+        assert not torch.equal(first == -20, second == -20)
+
+
 def test_rows_of_all_kinds_make_one_recording(tmp_path):
     rows, _ = run([small("rwkv6"), DECODES[2], small("gsa")])
     table = recorded.read(recorded.write(tmp_path / "a.json", recorded.provenance("a", "a CPU"), rows))
