@@ -69,10 +69,10 @@ test-rest: $(VENV)/.rest  ## the tests that `make test` leaves out
 
 test-all: $(VENV)/.rest  ## both: every test this machine can run
 	@$(PY) tests/run.py --all $(TEST_FLAGS)
-	@$(PY) -m tests.gpu.said --check || echo "(a warning: make release-check fails)"
+	@$(PY) -m tests.gpu.summary --check || echo "(a warning: make release-check fails)"
 
 release-check: $(VENV)/.test  ## whether every GPU test has passed for the code as it is (python -m tests.gpu on a GPU)
-	@$(PY) -m tests.gpu.said --check
+	@$(PY) -m tests.gpu.summary --check
 
 notebooks: $(VENV)/.test  ## run all notebooks (or NOTEBOOKS="00 04") and store their outputs, small
 	@$(PY) -m docs.execute $(NOTEBOOKS)

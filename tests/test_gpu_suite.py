@@ -387,7 +387,7 @@ def test_its_files_have_all_gpu_tests_and_are_collected_without_jupyter():
 
 @pytest.mark.parametrize("name", said.TEXTS)
 def test_the_texts_say_what_is_recorded(name):
-    """Where they do not: python -m tests.gpu.said"""
+    """Where they do not: python -m tests.gpu.summary"""
     assert said.written(name, results.read()) == (ROOT / name).read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """What README.md and docs/speed.md say of the GPU tests, written from data/gpu_tests.json.
 
-python -m tests.gpu.said          writes it there
-python -m tests.gpu.said --check  says what of the results is of older code than is here, or has not passed;
+python -m tests.gpu.summary          writes it there
+python -m tests.gpu.summary --check  says what of the results is of older code than is here, or has not passed;
                                   ends with 1 where there is any
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.gpu import results, sources
 
 TEXTS = "README.md", "docs/speed.md"
-BEGIN, END = "<!-- gpu tests: python -m tests.gpu.said -->", "<!-- /gpu tests -->"
+BEGIN, END = "<!-- gpu tests: python -m tests.gpu.summary -->", "<!-- /gpu tests -->"
 
 
 def totals(rows: Sequence[Mapping]) -> list[dict]:
@@ -44,7 +44,7 @@ def text(name: str, rows: Sequence[Mapping]) -> str:
             f"({x['date']}, torch {x['torch']}, triton {x['triton']})"
             for x in totals(rows)
         ]
-        return f"GPU tests: {'; '.join(each)}. pip installs Triton {pinned} today. [Which commit](docs/speed.md)."
+        return f"GPU tests: {'; '.join(each)}. pip now installs Triton {pinned}, for which the tests compile every kernel. [Commits, and what failed](docs/speed.md)."
     lines = [
         "| GPU | passed | failed | skipped | not run | day | commit | torch | triton |",
         "|---|---|---|---|---|---|---|---|---|",
