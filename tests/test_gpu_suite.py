@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flakit.numerics import recorded
-from tests.gpu import results, said, sources
+from tests.gpu import results, sources, summary
 
 ROOT = Path(__file__).parents[1]
 INI = "[pytest]\naddopts = --import-mode=importlib\nmarkers = gpu: a\n"
@@ -382,13 +382,13 @@ def test_its_files_have_all_gpu_tests_and_are_collected_without_jupyter():
     assert len(found) > 20 and found == with_gpu_tests("tests")
 
 
-# --- what is said of it ----------------------------------------------------------------------------------------------
+# --- its summary -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", said.TEXTS)
+@pytest.mark.parametrize("name", summary.TEXTS)
 def test_the_texts_say_what_is_recorded(name):
     """Where they do not: python -m tests.gpu.summary"""
-    assert said.written(name, results.read()) == (ROOT / name).read_text(encoding="utf-8")
+    assert summary.written(name, results.read()) == (ROOT / name).read_text(encoding="utf-8")
 
 
 def some_rows(card, each="...s", root=ROOT, **more):
@@ -399,10 +399,10 @@ def some_rows(card, each="...s", root=ROOT, **more):
 
 def test_a_table_has_a_line_for_each_card():
     rows = [*some_rows("one", "..s"), *some_rows("two", ".F-")]
-    (one, two), n = said.totals(rows), len(sources.test_files())
+    (one, two), n = summary.totals(rows), len(sources.test_files())
     assert (one["passed"], one["skipped"], one["failed"]) == (2 * n, n, 0)
     assert (two["passed"], two["failed"], two["not_run"], two["triton"]) == (n, n, n, "3.6.0")
-    table, words = said.text("docs/speed.md", rows), said.text("README.md", rows)
+    table, words = summary.text("docs/speed.md", rows), summary.text("README.md", rows)
     assert (
         f"| one | {2 * n} | 0 | {n} | 0 | 2026-11-26 | abc |" in table and "ran on Triton 3.6.0; pip installs" in table
     )
@@ -411,7 +411,7 @@ def test_a_table_has_a_line_for_each_card():
 
 def test_a_release_needs_every_file_green_for_todays_code_on_one_card(project):
     def complaints(*rows):
-        return said.complaints([row for each in rows for row in each], project)
+        return summary.complaints([row for each in rows for row in each], project)
 
     green, red = some_rows("one", root=project), some_rows("two", ".F", root=project)
     assert not complaints(green) and not complaints(red, green)

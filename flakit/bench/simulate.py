@@ -282,7 +282,8 @@ def sized(op: str, T: int, head_size: int | None = None) -> Case:
 
 
 def table(case: Case, most: int = 1024, net: Network | None = None) -> list[dict]:
-    """Return a row per number of ranks: time and efficiency of each way, and the bytes a rank receives by gather."""
+    """Return a row per number of ranks: milliseconds and efficiency of each scheme of `WAYS`, and the bytes that a rank
+    receives in a gather."""
     forward, backward = messages(case)
     rows = []
     for r in counts(most):

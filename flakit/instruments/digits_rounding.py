@@ -194,7 +194,7 @@ class TorchRounding:
         self.record = record
 
     def before(self, func, operands) -> None:
-        """Ignored: operands are not needed."""
+        """Do nothing: perturbing results needs no operands."""
 
     def ran(self, func, name, args, kwargs, operands, before, made, out, custom, place) -> None:
         name = name.rstrip("_")

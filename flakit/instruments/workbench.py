@@ -192,7 +192,7 @@ def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
 
 
 def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: str | None = None) -> str:
-    """The text of the file with line numbers, which a trace refers to; only: that of one function."""
+    """Return the source with the line numbers that traces cite. only: that of the function of this name."""
     file = source(*lines, way=way, products=products)
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:

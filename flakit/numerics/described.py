@@ -93,7 +93,7 @@ class Called:
         return self.call(tensors, options)
 
     def call(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Output:
-        """Call the function with these options, which precede the constants; return o and the final state."""
+        """Call the function with these options, which override the constants; return o and the final state."""
         options = {**{name: x for name, x in self.constants.items() if name in self.named}, **options}
         if set(self.tensors) <= self.named:
             returned = self.function(**tensors, **options)

@@ -29,7 +29,7 @@ def totals(rows: Sequence[Mapping]) -> list[dict]:
 
 def _others(x: Mapping) -> str:
     """What became of those that did not pass."""
-    words = [f"{x[name]} {said}" for name, said in (("failed", "failed"), ("not_run", "not run yet")) if x[name]]
+    words = [f"{x[name]} {label}" for name, label in (("failed", "failed"), ("not_run", "not run yet")) if x[name]]
     return f", {', '.join(words)}" if words else ""
 
 
@@ -44,7 +44,8 @@ def text(name: str, rows: Sequence[Mapping]) -> str:
             f"({x['date']}, torch {x['torch']}, triton {x['triton']})"
             for x in totals(rows)
         ]
-        return f"GPU tests: {'; '.join(each)}. pip now installs Triton {pinned}, for which the tests compile every kernel. [Commits, and what failed](docs/speed.md)."
+        newer = f"pip now installs Triton {pinned}, for which the tests compile every kernel"
+        return f"GPU tests: {'; '.join(each)}. {newer}. [Commits, and what failed](docs/speed.md)."
     lines = [
         "| GPU | passed | failed | skipped | not run | day | commit | torch | triton |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -69,14 +70,14 @@ def complaints(rows: Sequence[Mapping], root: Path = sources.ROOT) -> list[str]:
     all were run, on one card at least."""
     if not rows:
         return [f"no GPU test is recorded: {results.COMMAND} on a machine with a GPU"]
-    whole, found = [], []
+    complete, complaining = [], []
     for card in dict.fromkeys(row["card"] for row in rows):
         own = {row["file"]: row for row in rows if row["card"] == card}
-        said = [f"{card}: {file}: {_wrong(own.get(file), root)}" for file in sources.test_files(root)]
-        said = [line for line in said if not line.endswith(": ")]
-        whole.append(not said)
-        found += said
-    return [] if any(whole) else found
+        lines = [f"{card}: {file}: {_wrong(own.get(file), root)}" for file in sources.test_files(root)]
+        lines = [line for line in lines if not line.endswith(": ")]
+        complete.append(not lines)
+        complaining += lines
+    return [] if any(complete) else complaining
 
 
 def _wrong(row: Mapping | None, root: Path) -> str:
@@ -90,9 +91,9 @@ def _wrong(row: Mapping | None, root: Path) -> str:
 def main() -> int:
     rows = results.read()
     if sys.argv[1:] == ["--check"]:
-        found = complaints(rows)
-        print(*(f"GPU tests: {line}" for line in found), sep="\n", end="\n" * bool(found))
-        return int(bool(found))
+        complaining = complaints(rows)
+        print(*(f"GPU tests: {line}" for line in complaining), sep="\n", end="\n" * bool(complaining))
+        return int(bool(complaining))
     for name in TEXTS:
         (sources.ROOT / name).write_text(written(name, rows), encoding="utf-8")
     return 0

@@ -31,7 +31,8 @@ def outputs(
 ) -> Tensor:
     """Compute o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
 
-    backend: "triton" for the kernel of the scores, on a GPU or interpreted, for the two anchors; "torch" for its twin.
+    q, k, w: [T, K]; v: [T, V]. backend: "triton" computes the scores of the two anchors in a kernel, on a GPU or
+    interpreted; "torch" computes the same in PyTorch.
     Raises ValueError for an unknown anchor, or too many rows.
     """
     if anchor not in ANCHORS:

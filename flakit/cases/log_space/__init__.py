@@ -168,7 +168,7 @@ def _grown(fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> tupl
 
 @dataclass(frozen=True)
 class Shown:
-    """The growth by token; state rows are ordered by growth, the fastest first."""
+    """Growth of the state per token, measured and predicted; its rows are sorted by growth, the fastest first."""
 
     decay: tuple[float, float]
     """The smallest and the largest w."""
@@ -177,8 +177,9 @@ class Shown:
     rows: Tensor
     """The largest |S_t| of every row, [T, rows]."""
     finite: Mapping[str, float]
+    """Fraction of finite values in the output and each gradient."""
     nan: Mapping[str, float]
-    """Fractions of the values of the output and each gradient."""
+    """Fraction of NaN in the same."""
     onset: int | None
     """The first token with a non-finite state."""
     law: int | None
