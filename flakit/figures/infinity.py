@@ -245,7 +245,7 @@ class LossFigure:
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
 
     def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]) -> None:
-        """Redraw the bars. titles: one per chunk. shares, labels: [chunk][tensor], fractions from 0 to 1 and their texts."""
+        """Redraw the bars. titles: one per chunk. shares, labels: [chunk][tensor], fractions of 1 and their texts."""
         for n, (title, share, words) in enumerate(zip(titles, shares, labels, strict=True)):
             self._titles[n].set_text(title)
             for bar, text, x, word in zip(self._bars[n], self._shares[n], share, words, strict=True):

@@ -392,7 +392,7 @@ def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> tuple[n
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
-    """Trace all output lanes to the worst lane of the worst operand, for operations in which any lane may affect any."""
+    """Trace all output lanes to the worst lane of the worst operand: in these operations any lane may affect any."""
     births, gains = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):
