@@ -35,8 +35,9 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def jupyterlab(chromium, served, home):
-    with lab.jupyterlab(served, home, kernel_environment()) as url:
+def jupyterlab(chromium, served, home, request):
+    """Its address. KERNELS of a module: how its kernels start, `lab.FORKS` or as those of `make lab` do."""
+    with lab.jupyterlab(served, home, kernel_environment(), getattr(request.module, "KERNELS", ())) as url:
         yield url
 
 

@@ -2,25 +2,20 @@
 
 The solutions run, the lesson runs again where they have run, and its panels are laid out as layout.py says. That it
 runs by itself, and says what it computed, is shown in tests/notebooks. Kernels are forks of a process that has imported
-torch; other tests in a browser have kernels that start as those of `make lab` do.
+torch; those of test_every_panel.py and test_panels.py start as those of `make lab` do.
 """
 
 import nbformat
 import pytest
 
-from docs.lessons import LESSONS, SOLUTIONS, WITH_EXERCISES, kernel_environment, read
+from docs.lessons import LESSONS, SOLUTIONS, WITH_EXERCISES, read
 from flakit.lab import FIRST
 from tests.browser import lab, layout
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
+KERNELS = lab.FORKS
 
 NEWS = "Would you like to get notified about official Jupyter news?"  # JupyterLab 4 asks so unless told not to
-
-
-@pytest.fixture(scope="module")
-def jupyterlab(chromium, served, home):
-    with lab.jupyterlab(served, home, kernel_environment(), lab.FORKS) as url:
-        yield url
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from flakit.figures.canvas import DARK
 from tests.browser import lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
+KERNELS = lab.FORKS
 
 SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()"

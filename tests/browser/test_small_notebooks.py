@@ -5,8 +5,10 @@ import nbformat
 import pytest
 
 from flakit.figures import style
+from tests.browser import lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
+KERNELS = lab.FORKS
 
 
 @pytest.fixture
