@@ -40,7 +40,7 @@ from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
 SPARSE = bool(os.environ.get("FLAKIT_SPARSE"))
-"""For the tests of the site: every panel, knob and preset, but few stops, and larger files of the same pictures."""
+"""For the tests of the site: every panel, knob and preset, but few stops, and coarser pictures in larger files."""
 
 FRAMES = 12 if SPARSE else 80
 """Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
@@ -60,8 +60,9 @@ CELLS, FEW = 400, 300
 PACK = 600_000
 """Characters of arithmetic and scripts, before they are packed, that are read at once."""
 
-SHARP = 2
-"""Dots of a picture for each of the page's pixels."""
+SHARP = 1 if SPARSE else 2
+"""Dots of a picture for each of the page's pixels. A picture of more than one is drawn from the ground up, which takes
+most of a recording's time."""
 
 _WEBP = {"lossless": True, "method": 0 if SPARSE else 1, "quality": 30}  # here: effort, not loss
 
@@ -355,7 +356,7 @@ class Recording:
         if png not in self.pictures:
             self.pictures[png] = len(self.webp)
             self.looks.append(self.cuts.add(self.panel.canvas.figure, png))
-            self.webp.append(_webp(self.panel.canvas.png(SHARP)))
+            self.webp.append(_webp(png if SHARP == 1 else self.panel.canvas.png(SHARP)))
             self.pixels.append(Image.open(io.BytesIO(png)).size)
         return self.pictures[png]
 

@@ -59,7 +59,7 @@ def write(folder, made):
     shutil.copytree(ROOT / "docs" / "_static", folder / "_static")
     shutil.copytree(made, folder / "_static" / "computed")
     with pytest.MonkeyPatch.context() as fewer:
-        for which, count in {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2}.items():
+        for which, count in {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2, "SHARP": 1}.items():
             fewer.setattr(record, which, count)
         for name, code in PANELS.items():
             panel = eval(f"panels.{code}", {"panels": panels})
