@@ -46,29 +46,29 @@ class _AbsentDevice:
 
 @contextmanager
 def absent_gpu(capability: int, name: Hashable = None) -> Iterator[None]:
-    """A GPU of this compute capability is the one in use. name: apart from others; what was compiled for a device,
-    Triton keeps by it."""
-    here = driver._active
+    """Make a GPU of this compute capability the active device. name: the key under which Triton caches what it compiles
+    for the device; default: the capability."""
+    active = driver._active
     driver.set_active(_AbsentDevice(capability, name or capability))
     try:
         yield
     finally:
-        driver._active = here
+        driver._active = active
 
 
 def launches(code: Callable[[], object]) -> list[Launch]:
-    """What `code` launches, on CPU tensors; nothing is computed."""
-    with watched(run=False) as found:
+    """Return the launches of `code`, on CPU tensors, without running them."""
+    with watched(run=False) as recorded:
         code()
-    return found
+    return recorded
 
 
 BLOCKS = "C", "BK", "BV", "BM", "BD", "BE"
-"""Sides of the tiles that a program holds."""
+"""Options that are sides of a program's tiles."""
 
 
 def described(launch: Launch) -> dict:
-    """What makes other code of a kernel: its row, its switches and blocks, and what its arguments are."""
+    """Return what a kernel's code depends on: its row, switches, block sizes, and the types of its arguments."""
     options = {n: x for n, x in launch.options.items() if isinstance(x, (bool, str)) or n in BLOCKS}
     kinds = {n: _kind(x) for n, x in enumerate(launch.args)}
     return {"row": launch.row, **options, **kinds}
@@ -77,23 +77,23 @@ def described(launch: Launch) -> dict:
 def _kind(x: object) -> str:
     if isinstance(x, Tensor):
         return str(x.dtype)
-    return "1" if x == 1 else type(x).__name__  # of a 1 Triton makes a constant
+    return "1" if x == 1 else type(x).__name__  # Triton makes a constant of a 1
 
 
 def tile(launch: Launch) -> int:
-    """Numbers in a program's block of a chunk, which is what time to compile and shared memory grow with."""
+    """Return the elements of a program's tile of a chunk: compile time and shared memory grow with it."""
     return math.prod(launch.options.get(name) or 1 for name in BLOCKS)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the machine code of a kernel needs, and which code it is."""
+    """The resources of a kernel's machine code, and a hash of the code."""
 
     registers: int
-    spilled: int  # bytes a thread keeps in local memory
+    spilled: int  # bytes of local memory a thread
     shared: int  # bytes a block
-    twice: float  # the part of its tiles' numbers that it computes once more, spread over the threads in another way
-    instructions: str  # a hash of its PTX, but for the target's name and where each line came from
+    twice: float  # the fraction of tile elements that are computed a second time, in another layout
+    instructions: str  # a hash of the PTX without the target's name and source locations
 
 
 def compile_for(launch: Launch, capability: int) -> Compiled:
@@ -101,82 +101,84 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
     compiled = compiled_for(launch, capability)
     registers, stack = _usage(compiled.asm["cubin"])
     instructions = re.sub(rf"(\.target sm_){capability}\b", r"\1", ptx(compiled))
-    said = hashlib.sha256(instructions.encode()).hexdigest()[:16]
-    return Compiled(registers, stack, compiled.metadata.shared, computed_twice(compiled.asm["ttgir"]), said)
+    digest = hashlib.sha256(instructions.encode()).hexdigest()[:16]
+    return Compiled(registers, stack, compiled.metadata.shared, computed_twice(compiled.asm["ttgir"]), digest)
 
 
 def ptx(compiled: CompiledKernel) -> str:
-    """Its PTX without the files and lines that it came from: Triton's cache may have them from another folder."""
+    """Return a kernel's PTX without files and lines: those in Triton's cache may be of another folder."""
     code = compiled.asm["ptx"].partition(".section")[0]
     return re.sub(r"^\s*\.(file|loc)\b.*\n", "", code, flags=re.MULTILINE)
 
 
 COMPUTED = re.compile(
-    r"= (?P<what>(?:arith|math)\.(?!constant)\w+) .*?tensor<(?P<sizes>[\dx]+)x(?:bf16|f16|f32), (?P<spread>#.*?)>"
+    r"= (?P<what>(?:arith|math)\.(?!constant)\w+) .*?tensor<(?P<sizes>[\dx]+)x(?:bf16|f16|f32), (?P<layout>#.*?)>"
     r"(?: to tensor<.*>)? loc\((?P<where>#loc\d*)\)$",
     re.MULTILINE,
 )
 
 
 def computed_twice(ttgir: str) -> float:
-    """The part of its tiles' numbers that a kernel computes a second time, by Triton's last text that still has tiles.
+    """Return the fraction of tile elements that a kernel computes a second time, from its TTGIR.
 
-    Two tensors that meet have to be spread over the threads alike. Where they are not, Triton moves one of them, or
-    computes it anew as the other is spread, with all that it was made of: a state that is carried through a loop, too,
-    and then the whole loop runs twice. In the text, what one line of code computes stands there once for each spread.
+    Operands of one operation need the same layout. Where they differ, Triton converts one of them, or recomputes it in
+    the other's layout with everything that it depends on: a state carried through a loop too, so that the whole loop
+    runs twice. In the TTGIR an operation of one source location then occurs once for each layout.
     """
-    spreads = defaultdict(Counter)
-    for found in COMPUTED.finditer(ttgir):
-        numbers = math.prod(map(int, found["sizes"].split("x")))
-        spreads[found["what"], found["sizes"], found["where"]][found["spread"]] += numbers
-    every = sum(each.total() for each in spreads.values())
-    once = sum(max(each.values()) for each in spreads.values())
-    return round(1 - once / every, 3) if every else 0.0
+    layouts = defaultdict(Counter)
+    for match in COMPUTED.finditer(ttgir):
+        elements = math.prod(map(int, match["sizes"].split("x")))
+        layouts[match["what"], match["sizes"], match["where"]][match["layout"]] += elements
+    total = sum(counts.total() for counts in layouts.values())
+    once = sum(max(counts.values()) for counts in layouts.values())
+    return round(1 - once / total, 3) if total else 0.0
 
 
 SHIFT = re.compile(r"(?P<name>%[\w.]+) = shl nuw (?:nsw )?<\d+ x i32> [^,]+, <(?P<by>[^>]*)>")
 FAR = 25
-"""Bits, beyond which the number of a thread falls out of 32."""
+"""Bits of a shift beyond which bits of a thread's index are lost from 32."""
 
 
 def shifted_out(llir: str) -> str | None:
-    """LLVM's vector of two shifts of a thread's number, one so far that bits fall out, and yet said not to: that
-    promise belongs to the other one. What is made of it has the fallen bits in the other's place, and so looks at
-    wrong addresses (Triton 3.6 and 3.7; three settings on an H200 ended so, data/tuning.md). Where nothing takes the
-    one that is shifted far, all is well. Returns the line, or None."""
+    """Return the line of a miscompiled vector of shifts, or None.
+
+    LLVM joins two shifts of a thread's index in a vector. One loses bits, yet both are marked `nuw`, which holds for
+    the other alone; the lost bits then reach the other lane, and addresses are wrong (Triton 3.6 and 3.7; three
+    settings failed so on an H200, data/tuning.md). It is harmless where no code uses the lane that is shifted far.
+    """
     for function in llir.split("\ndefine "):
-        for found in SHIFT.finditer(function):
-            by = [int(x.rpartition(" ")[2]) if x[-1].isdigit() else 0 for x in found["by"].split(", ")]
+        for match in SHIFT.finditer(function):
+            by = [int(x.rpartition(" ")[2]) if x[-1].isdigit() else 0 for x in match["by"].split(", ")]
             far = {lane for lane, bits in enumerate(by) if bits >= FAR}
-            if far and any(_takes(line, found["name"], far, len(by)) for line in function.splitlines()):
-                return found[0]
+            if far and any(_uses(line, match["name"], far, len(by)) for line in function.splitlines()):
+                return match[0]
     return None
 
 
-def _takes(line: str, name: str, lanes: set[int], width: int) -> bool:
-    """Whether a line of LLVM's code makes something of certain lanes of a vector."""
+def _uses(line: str, name: str, lanes: set[int], width: int) -> bool:
+    """Return whether a line of LLVM IR uses certain lanes of a vector."""
     _, _, right = line.partition(" = ")
     if not re.search(rf"{re.escape(name)}(?![\w.])", right or line):
         return False
-    if picked := re.match(r"extractelement <.*?> \S+, i\d+ (\d+)", right):
-        return int(picked[1]) in lanes
-    if picked := re.match(r"shufflevector <.*?> (\S+), <.*?> (\S+), <\d+ x i32> (?:<(.*?)>|zeroinitializer)", right):
-        of = [int(x.rpartition(" ")[2]) for x in picked[3].split(", ") if x[-1].isdigit()] if picked[3] else [0]
-        sides = picked[1], picked[2]
-        return any(sides[n // width] == name and n % width in lanes for n in of)
+    if match := re.match(r"extractelement <.*?> \S+, i\d+ (\d+)", right):
+        return int(match[1]) in lanes
+    if match := re.match(r"shufflevector <.*?> (\S+), <.*?> (\S+), <\d+ x i32> (?:<(.*?)>|zeroinitializer)", right):
+        chosen = [int(x.rpartition(" ")[2]) for x in match[3].split(", ") if x[-1].isdigit()] if match[3] else [0]
+        vectors = match[1], match[2]
+        return any(vectors[n // width] == name and n % width in lanes for n in chosen)
     return True
 
 
 def compiled_for(launch: Launch, capability: int) -> CompiledKernel:
     with absent_gpu(capability):
         compiled = launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
-    wrong = shifted_out(compiled.asm.get("llir", ""))
-    assert wrong is None, f"{launch.name}: compiled wrongly for sm_{capability}: {wrong}"
+    miscompiled = shifted_out(compiled.asm.get("llir", ""))
+    assert miscompiled is None, f"{launch.name}: compiled wrongly for sm_{capability}: {miscompiled}"
     return compiled
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes in local memory."""
+    """Return registers and bytes of local memory, a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -188,7 +190,7 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to call an operator's kernels, of those in a module, forward and backward."""
+    """A call of the kernels in one of an operator's modules, forward and backward."""
 
     module: ModuleType
     dtype: torch.dtype
@@ -196,27 +198,27 @@ class Configuration:
     V: int
     T: int = 100
     H: int = 2
-    wide: torch.dtype | None = None  # of the inputs that may be float32 beside 16 bits
+    wide: torch.dtype | None = None  # dtype of the inputs that may be float32 beside 16 bits
     chunk_size: int = 0  # 0: the default
     packed: bool = False
     states: bool = False
-    only: str = ""  # in the names of the kernels to compile; default all
+    only: str = ""  # part of the names of the kernels to compile; default all
 
     def zeros(self) -> tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...], Tensor]:
-        """The operator's tensors, its state, and the gradient arriving at o."""
+        """Return the operator's tensors, its state, and the gradient of o."""
         raise NotImplementedError
 
     def run(self) -> None:
         """Call forward and backward."""
         tensors, state, do = self.zeros()
         packing = Packing(self.cu_seqlens, self.T) if self.packed else None
-        given, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
-        _, _, kept = self.module.forward(*given, self.states, *rest, True)
-        self.module.backward(*given, *rest, kept, do, state if self.states else None)
+        args, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
+        _, _, saved = self.module.forward(*args, self.states, *rest, True)
+        self.module.backward(*args, *rest, saved, do, state if self.states else None)
 
     @property
     def most_spilled(self) -> float:
-        """Bytes that a thread may keep in local memory."""
+        """Bytes of local memory that a thread may use."""
         raise NotImplementedError
 
     @property
@@ -232,6 +234,6 @@ class Configuration:
         return torch.tensor([0, 7, 7, self.T], dtype=torch.int32) if self.packed else None
 
     def kernels(self) -> list[Launch]:
-        """What it launches; the same kernel with the same switches once."""
-        found = (x for x in launches(self.run) if x.row and (self.only in x.name or x.row[0] == "scan"))
-        return list({launch.name: launch for launch in found}.values())
+        """Return its launches, one for each kernel with the same switches."""
+        selected = (x for x in launches(self.run) if x.row and (self.only in x.name or x.row[0] == "scan"))
+        return list({launch.name: launch for launch in selected}.values())

@@ -1,8 +1,8 @@
-"""What compiled kernels need, kept in data/compiled.json: compiling says the same each time, so each code is compiled
-once. Rows of several Tritons stand beside each other.
+"""The resources of compiled kernels, recorded in data/compiled.json, with rows of several Tritons.
 
-An entry is found by a hash of all that machine code follows from. What has none, a kernel that changed or one for
-another Triton, is compiled where it is asked for; `python -m tests.ops.record_compiled` brings the file up to date.
+Compiling is deterministic, so each kernel is compiled once. The key of a row is a hash of everything that its machine
+code depends on. A launch without a row, of a changed kernel or another Triton, is compiled when a test needs it;
+`python -m tests.ops.record_compiled` brings the file up to date.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ COLUMNS = tuple(field.name for field in fields(Compiled))
 
 
 def needs(launch: Launch, capability: int) -> Compiled:
-    """What a launch needs on a GPU of a compute capability, and which code it is."""
-    found = read().get(key(launch, capability))
-    if found is None:
+    """Return the resources and the code's hash of a launch on a GPU of a compute capability."""
+    compiled = read().get(key(launch, capability))
+    if compiled is None:
         warnings.warn(f"compiled, since data/compiled.json has no such code: {COMMAND}", stacklevel=2)
-        found = compile_for(launch, capability)
-    return found
+        compiled = compile_for(launch, capability)
+    return compiled
 
 
 def read() -> dict[str, Compiled]:
-    """What the file has, by key."""
+    """Return this Triton's rows by key."""
     return _read(FILE, FILE.stat().st_mtime_ns) if FILE.is_file() else {}
 
 
@@ -50,7 +50,7 @@ def _read(path: Path, _: int) -> dict[str, Compiled]:
 
 
 def of_other_tritons() -> list[dict]:
-    """The rows that another Triton than the one here compiled, which it alone can bring up to date."""
+    """Return the rows of other Tritons: only the Triton that compiled a row can bring it up to date."""
     return [dict(row) for row in recorded.read(FILE).rows if not _ours(row)] if FILE.is_file() else []
 
 
@@ -59,18 +59,18 @@ def _ours(row: Mapping) -> bool:
 
 
 def key(launch: Launch, capability: int) -> str:
-    """A hash of what Triton would compile, with which options, for which chip and by which versions."""
-    asked = []
+    """Return a hash of what Triton would compile: code, types, options, chip and versions."""
+    request = []
 
-    def listed(kernel, _, signature, device, constants, options, attributes, warmup):
-        asked.extend((signature, constants, options, attributes))  # and, with no kernel, the launch ends
+    def record(kernel, _, signature, device, constants, options, attributes, warmup):
+        request.extend((signature, constants, options, attributes))  # returns no kernel, which ends the launch
 
-    with mock.patch.object(JITFunction, "_do_compile", listed), absent_gpu(capability, ("asked", capability)):
+    with mock.patch.object(JITFunction, "_do_compile", record), absent_gpu(capability, ("key", capability)):
         launch.kernel.run(*launch.args, grid=(1,), warmup=True, **launch.options)
-    signature, constants, options, attributes = asked
+    signature, constants, options, attributes = request
     constants = {name: text(x) if isinstance(x, JITCallable) else x for name, x in constants.items()}
-    attributes = {place: told for place, told in attributes.items() if told}  # an argument of which nothing is known
-    said = [
+    attributes = {place: known for place, known in attributes.items() if known}
+    parts = [
         triton.__version__,
         make_backend(target(capability)).hash(),  # the chip and the version of ptxas
         options.hash(),
@@ -78,24 +78,24 @@ def key(launch: Launch, capability: int) -> str:
         text(launch.kernel),
         *(sorted(x.items()) for x in (signature, constants, attributes)),
     ]
-    return hashlib.sha256("\n".join(map(str, said)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 @cache
 def text(function: JITCallable) -> str:
-    """A hash of the code of a kernel or a helper, of all helpers that it reaches and of the constants in them."""
-    reached = _Reached(function)
-    reached.visit(function.parse())
-    return reached.ret
+    """Return a hash of the code of a kernel or a helper, of all helpers that it calls and of the constants in them."""
+    finder = _CodeHasher(function)
+    finder.visit(function.parse())
+    return finder.ret
 
 
-class _Reached(DependenciesFinder):
-    """What code reaches, as Triton finds it for its own cache. That one also knows the line at which each function
-    stands, and does not know the constants of other modules."""
+class _CodeHasher(DependenciesFinder):
+    """Triton's own hash of a function and what it depends on, but without line numbers and comments, and with the
+    constants of other modules."""
 
     def __init__(self, function: JITCallable):
         nonlocals = inspect.getclosurevars(function.fn).nonlocals
-        super().__init__(function.__name__, function.__globals__, nonlocals, _words(function.src))
+        super().__init__(function.__name__, function.__globals__, nonlocals, _code(function.src))
 
     def _update_hash(self, function: JITCallable) -> None:
         self.hasher.update(f"{text(function)} {getattr(function, 'noinline', False)}".encode())
@@ -106,13 +106,13 @@ class _Reached(DependenciesFinder):
             self.hasher.update(f"{name} {value!r}".encode())
 
 
-def _words(source: str) -> str:
-    """What of it makes code: comments and texts of functions do not, nor do blank lines."""
-    beside_code = tokenize.COMMENT, tokenize.NL
-    between_lines = tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT
-    words, before = [], tokenize.NEWLINE
+def _code(source: str) -> str:
+    """Return the tokens of a source, a line each, without comments, docstrings and blank lines."""
+    ignored = tokenize.COMMENT, tokenize.NL
+    line_starts = tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT
+    tokens, before = [], tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in beside_code and not (token.type == tokenize.STRING and before in between_lines):
-            words.append(f"{tokenize.tok_name[token.type]} {token.string}")
-        before = before if token.type in beside_code else token.type
-    return "\n".join(words)
+        if token.type not in ignored and not (token.type == tokenize.STRING and before in line_starts):
+            tokens.append(f"{tokenize.tok_name[token.type]} {token.string}")
+        before = before if token.type in ignored else token.type
+    return "\n".join(tokens)
