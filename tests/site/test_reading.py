@@ -95,6 +95,27 @@ def test_pictures_have_the_ground_of_the_page(opened, name, scheme):
     assert max(ground) < 50 if scheme == "dark" else min(ground) > 240, ground
 
 
+CUT = """() => {
+  const all = selector => Array.from(document.querySelectorAll(selector)), place = each => each.getBoundingClientRect();
+  const cut = all('article :is(pre, .output, img, .flakit-player)').filter(
+    each => each.scrollWidth > each.clientWidth + 1 || place(each).right > innerWidth);
+  const over = all('body *').filter(
+    each => getComputedStyle(each).position === 'fixed' && place(each).width > 1 && place(each).bottom > 0);
+  return [cut, over].map(found => found.map(each => each.outerHTML.slice(0, 100)));
+}"""
+
+
+def test_a_page_on_paper_covers_and_cuts_nothing(opened):
+    page = opened("notebooks/00_start_here")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 794, "height": 1123})  # A4
+    try:
+        page.evaluate("scrollTo(0, 2000); scrollTo(0, 1500)")  # what stands over a page that is scrolled back
+        assert page.evaluate(CUT) == [[], []]
+    finally:
+        page.emulate_media(media="screen")
+
+
 def test_only_code_that_makes_a_picture_lies_folded(opened):
     page = opened("notebooks/05_one_infinity")
     folded = page.locator("div.cell details.hide")
