@@ -242,5 +242,5 @@ def test_its_notebooks_are_copied_opened_and_run(installed, tmp_path):
         "nbclient.NotebookClient(read, timeout=300, resources={'metadata': {'path': 'mine'}}).execute()\n"
         "print(read.cells[-1].outputs[0].text)"
     )
-    file = installed("python", "-c", code, mine / "07_chunk_vs_recurrent.ipynb").strip()  # it shows recordings
+    file = installed("python", "-c", code, mine / "10_state_tracking.ipynb").strip()  # it shows a recording
     assert Path(file).parents[1].samefile(installed.packages)
