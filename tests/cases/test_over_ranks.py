@@ -6,7 +6,7 @@ import torch
 import flakit
 from flakit.cases import over_ranks as case
 from flakit.cases.over_ranks.picture import PRESETS, Picture
-from flakit.ops.common.ranks import decays
+from flakit.ops.common.ranks import decay_map
 
 SETTING = {"ranks": 4, "w": -0.05, "spread": 0.2}
 
@@ -54,7 +54,7 @@ def test_the_pre_pass_is_the_operators():
     o = flakit.chunk_rwkv6(**x, scale=1.0, initial_state=state).o
     factor, dN = case.pre_pass(x["r"], x["w"], do, wrong=False)
     torch.testing.assert_close(dN, torch.autograd.grad(o, state, do)[0])
-    sent = decays(3, -2).compute(None, [x[name] for name in "rkvw"], None)
+    sent = decay_map(3, -2).compute(None, [x[name] for name in "rkvw"], None)
     torch.testing.assert_close(factor[..., 0], sent)
 
 

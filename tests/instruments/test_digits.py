@@ -242,7 +242,7 @@ def test_a_script_goes_on_where_its_shadow_fails(monkeypatch, name):
     def fail(*_, **__):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("flakit.instruments.digits_shadow.Ledger.made", fail)
+    monkeypatch.setattr("flakit.instruments.digits_shadow.Ledger.computed", fail)
     with flakit.trace(digits=True) as t:
         y = getattr(torch, name)(torch.full((3,), 7.0), 3.0)
     assert y.tolist() == getattr(torch.tensor([7.0] * 3), name)(3.0).tolist()

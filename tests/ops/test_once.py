@@ -59,7 +59,7 @@ def test_autocast_and_tensors_of_another_kind_are_asked_about(once, asked):
 
 
 def test_memory_ends(once, monkeypatch):
-    monkeypatch.setattr(Once, "MOST", 3)
+    monkeypatch.setattr(Once, "MAX_SIGNATURES", 3)
     for n in range(10):
         once(torch.zeros(n))
         assert len(once.passed) <= 3
