@@ -76,8 +76,6 @@ WORDS = {
     "fit tip": "the whole picture, as wide as the page",
     "link": "copy link",
     "link tip": "the address of this page with the panel as it stands",
-    "save": "save picture",
-    "save tip": "the picture as it stands, as a file",
     "elsewhere": "The address asks for a setting that was not recorded: run it locally. Here the panel begins.",
     "copied": "copied",
     "locally": "not recorded: run it locally",
@@ -92,8 +90,8 @@ WORDS = {
 }
 """What the player says that the panel does not."""
 
-PANELS_WORDS = ("reset", "copy", "more", "pin", "unpin", "pinned", "back", "on", "point")
-PANELS_WORDS += ("reset tip", "copy tip", "more tip", "pin tip", "unpin tip")
+PANELS_WORDS = ("reset", "copy", "save", "more", "pin", "unpin", "pinned", "back", "on", "point")
+PANELS_WORDS += ("reset tip", "copy tip", "save tip", "more tip", "pin tip", "unpin tip")
 
 Setting = tuple[Hashable, ...]
 """The value of every knob, in the panel's order."""

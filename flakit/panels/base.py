@@ -39,6 +39,8 @@ WORDS = Words() | {
     "reset tip": "back to where the panel started",
     "copy": "copy as Python",
     "copy tip": "a script with this setting",
+    "save": "save picture",
+    "save tip": "the picture as it stands, as a file",
     "more": "more",
     "more tip": "show or hide the other knobs",
     "pin": "pin",
@@ -208,6 +210,7 @@ class Panel(widgets.VBox):
             _button("reset", "undo", self.reset),
             self._pin_button,
             _button("copy", "copy", self._copy),
+            _button("save", "download", self._save),
             _button("more", "sliders", self._fold),
         ]
 
@@ -461,6 +464,9 @@ class Panel(widgets.VBox):
             self._lay_out()
         which = "pin" if self._pinned_setting is None else "unpin"
         self._pin_button.description, self._pin_button.tooltip = WORDS[which], WORDS[f"{which} tip"]
+
+    def _save(self) -> None:
+        self.picture.send({"file": f"flakit-{self.name}.png"})
 
     def _fold(self) -> None:
         self._more.layout.display = "none" if self._more.layout.display == "" else ""

@@ -55,6 +55,14 @@ function render({model, el}) {
     image.style.cursor = model.get("points") ? "crosshair" : "default";
   };
 
+  // "save picture": the browser puts the PNG where it puts other files.
+  const save = ({file}) => {
+    if (!shown || !image.offsetParent) return; // another view of this panel is the one on the screen
+    const link = document.createElement("a");
+    [link.href, link.download] = [shown, file];
+    link.click();
+  };
+
   const tell = (kind, x, y) => model.send({kind, x, y});
   const at = event => {
     const box = image.getBoundingClientRect();
@@ -124,6 +132,7 @@ function render({model, el}) {
   const listeners = {
     "change:png": draw, "change:alt": describe, "change:width": size, "change:height": size,
     "change:lit": place, "change:strip": say, "change:points": say,
+    "msg:custom": save,
   };
   for (const [name, listen] of Object.entries(listeners)) model.on(name, listen);
   describe(); size(); say(); draw();

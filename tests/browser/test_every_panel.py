@@ -1,6 +1,7 @@
 """Every panel once in a real JupyterLab. How soon the picture follows a key: test_panels.py, timed."""
 
 import pytest
+from PIL import Image
 
 from flakit import panels
 from flakit.numerics.operators import OPERATORS
@@ -79,3 +80,11 @@ class TestEveryPanel:
         panel.root.get_by_role("button", name="unpin").click()
         panel.settle()
         assert panel.root.locator("img.flakit-picture").count() == 1
+
+    def test_save_picture_downloads_the_picture_as_it_stands(self, all_panels):
+        panel = all_panels.panel("masking")
+        with all_panels.page.expect_download() as download:
+            panel.root.get_by_role("button", name="save picture").click()
+        assert download.value.suggested_filename == "flakit-masking.png"
+        size = panel.root.locator("img.flakit-picture").evaluate("image => [image.naturalWidth, image.naturalHeight]")
+        assert list(Image.open(download.value.path()).size) == size

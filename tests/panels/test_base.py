@@ -173,6 +173,13 @@ def test_copy_as_python_shows_the_script():
     assert shown[0].layout.display == "none"
 
 
+def test_save_picture_asks_the_browser_for_a_file(monkeypatch):
+    panel, sent = Bars(), []
+    monkeypatch.setattr(panel.picture, "send", sent.append)
+    button(panel, "save picture").click()
+    assert sent == [{"file": "flakit-bars.png"}]
+
+
 def test_a_slow_panel_jumps_to_the_newest_value():
     async def hold_a_key(panel):
         for x in range(20, 60):
