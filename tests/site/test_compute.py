@@ -382,7 +382,7 @@ WIDE = """canvas => {
 
 def test_one_broken_token_is_at_least_three_pixels_wide(computing):
     page = computing("explorer")
-    page.page.set_viewport_size({"width": 600, "height": 900})
+    page.page.set_viewport_size({"width": 640, "height": 900})
     page.page.evaluate(PAINTED)
     page.move(scheme="first-row", decay=0.0, spike=-88.8, at=16, seed=0, T=128)
     page.done()
