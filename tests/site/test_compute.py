@@ -393,7 +393,7 @@ def test_one_broken_token_is_at_least_three_pixels_wide(computing):
 def test_an_address_brings_back_what_was_computed(opened):
     page = opened("explorer").here()
     page.move(decay=-1.3765, T=77, seed=9, scheme="block-start")
-    page.page.wait_for_function("() => location.hash.includes('here=yes')")
+    page.page.wait_for_function("() => ['here=yes', '1.3765', 'block-start'].every(x => location.hash.includes(x))")
     address, readout = page.page.url.split("#")[1], page.readout
     again = opened("explorer", f"#{address}")
     again.done()
