@@ -423,7 +423,9 @@ def test_the_readme_is_short_and_leads_to_the_site():
     assert readme.index("decay_slider.webp") < readme.index("make lab") < readme.index("make site")
     for name, address in PROJECT.get("urls", {}).items():
         assert address in readme, f"project.urls has {name}"
-    assert (ROOT / "notebooks/images/decay_slider.webp").stat().st_size < 1.5e6
+    for name in ("decay_slider", "decay_slider_dark"):  # a page has the one of its colours
+        assert f'"notebooks/images/{name}.webp"' in readme
+        assert (ROOT / "notebooks/images" / f"{name}.webp").stat().st_size < 1.5e6
 
 
 @pytest.mark.full

@@ -41,11 +41,13 @@ def across_the_onset(panel):
 
 PICTURES = {
     "decay_slider.webp": ("00_start_here.ipynb", "sketch-broken", across_the_onset),
+    "decay_slider_dark.webp": ("00_start_here.ipynb", "sketch-broken", across_the_onset),
     "decay_explorer.png": ("05_one_infinity.ipynb", "decay-explorer", past_the_onset),
     "state_stepper.png": ("01_rwkv6_forward.ipynb", "state-stepper", in_the_middle),
 }
 
 
+DARK_THEME = "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
 PAGE = "computing_page.webp"
 
 
@@ -97,7 +99,7 @@ def film(shots, path):
 
 
 def _on_ground(frame, size):
-    whole = Image.new("RGB", size, "white")
+    whole = Image.new("RGB", size, frame.getpixel((0, 0)))
     whole.paste(frame)
     return whole
 
@@ -121,6 +123,10 @@ def main():
             opened = lab.Notebook(page, url, notebook, workspace=panel)
             opened.run_all()
             shown = opened.panel(panel)
+            if "_dark" in name:
+                page.evaluate(DARK_THEME)
+                page.locator('[data-jp-theme-light="false"]').first.wait_for(state="attached")
+                page.wait_for_timeout(1000)  # the style of a theme arrives after its name
             if name.endswith(".webp"):
                 film(move(shown), FOLDER / name)
             else:
