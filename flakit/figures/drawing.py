@@ -3,18 +3,28 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ..language import Words
+from . import style
 from .canvas import Canvas, Cell
 
 
 class Drawing(ABC):
-    """What a panel asks of a case's or a sketch's picture.
+    """What a panel asks of a case's or a sketch's picture. `__init__` and `update` run inside `style.context()`.
 
     `shown` holds the arrays of one setting: a frozen dataclass that the case's `show` or the sketch's function returns.
     """
 
     canvas: Canvas
     """Made by `__init__`. The cells of its maps can be pointed at."""
+    words: Words
+    """Of a sketch, its texts: `class Broken(Drawing, words=WORDS["broken"])`. "alt" says what the picture is."""
     _fixed: tuple | None = None
+
+    def __init_subclass__(cls, words: Words | None = None) -> None:
+        if words is not None:
+            cls.words = words
+        for name in {"__init__", "update"} & vars(cls).keys():
+            setattr(cls, name, style.context()(vars(cls)[name]))
 
     @abstractmethod
     def __init__(self, width: float):

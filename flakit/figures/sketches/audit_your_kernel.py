@@ -52,37 +52,35 @@ class BudgetShown:
         return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
 
 
-class Budget(Drawing):
+class Budget(Drawing, words=WORDS["budget"]):
     """Bars of errors on a logarithmic axis, each with a mark at its budget."""
 
     def __init__(self, width: float):
-        height, words = 2.6, WORDS["budget"]
+        height = 2.6
         self.canvas, self._marks = Canvas(width, height), None
-        with style.context():
-            box = (0.6 / width, 0.52 / height, (width - 2.55) / width, (height - 0.65) / height)
-            self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.set(xlabel=words["x"], xlim=(_LOW, _HIGH))
-            powers = range(int(_LOW), 1, 2 if width < 7 else 1)
-            ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
-            ax.tick_params(axis="y", length=0)
-            self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
-            self._beyond = Bars(
-                self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
-            )
-            handles = [style.swatch(style.BLUE, words["within"]), style.swatch(style.BROKEN, words["beyond"])]
-            handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=words["allowed"])[0])
-            at = (1 - 1.8 / width, 0.95)
-            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+        box = (0.6 / width, 0.52 / height, (width - 2.55) / width, (height - 0.65) / height)
+        self._ax = ax = self.canvas.figure.add_axes(box)
+        ax.set(xlabel=self.words["x"], xlim=(_LOW, _HIGH))
+        powers = range(int(_LOW), 1, 2 if width < 7 else 1)
+        ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
+        ax.tick_params(axis="y", length=0)
+        self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
+        self._beyond = Bars(
+            self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
+        )
+        handles = [style.swatch(style.BLUE, self.words["within"]), style.swatch(style.BROKEN, self.words["beyond"])]
+        handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=self.words["allowed"])[0])
+        at = (1 - 1.8 / width, 0.95)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
 
     def update(self, shown: BudgetShown) -> None:
         n = len(shown.names)
         if self._marks is None:
-            with style.context():
-                self._ax.set_yticks(range(n), list(shown.names))
-                self._ax.set_ylim(n - 0.4, -0.6)
-                (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
-                self.canvas.moving(self._marks)
-                CellGrid(self.canvas, self._ax, "tensors", n, 1)
+            self._ax.set_yticks(range(n), list(shown.names))
+            self._ax.set_ylim(n - 0.4, -0.6)
+            (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
+            self.canvas.moving(self._marks)
+            CellGrid(self.canvas, self._ax, "tensors", n, 1)
         with np.errstate(divide="ignore"):
             ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
         wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)
@@ -91,13 +89,13 @@ class Budget(Drawing):
         self._marks.set_data(np.log10(shown.allowed), range(n))
 
     def say(self, shown: BudgetShown) -> str:
-        words, fault = WORDS["budget"], fault_words(shown.fault)
+        fault = fault_words(shown.fault)
         if shown.wrong:
-            return words.say("seen", fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
+            return self.words.say("seen", fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
         share = max(x / y for x, y in zip(shown.errors, shown.allowed, strict=True))
         worst = f"{math.ceil(100 * share)}%"
-        return words.say("unseen" if shown.fault else "none", fault=fault, worst=worst, dtype=shown.dtype)
+        return self.words.say("unseen" if shown.fault else "none", fault=fault, worst=worst, dtype=shown.dtype)
 
     def arithmetic(self, shown: BudgetShown, cell: Cell) -> str:
         off, allowed = error(float(shown.errors[cell.row])), error(float(shown.allowed[cell.row]))
-        return WORDS.say("budget", "arithmetic", name=shown.names[cell.row], error=off, allowed=allowed)
+        return self.words.say("arithmetic", name=shown.names[cell.row], error=off, allowed=allowed)

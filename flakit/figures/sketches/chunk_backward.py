@@ -57,25 +57,24 @@ class PassingShown:
         return t * (len(self.pairs) - 1 - t)
 
 
-class Passing(Drawing):
+class Passing(Drawing, words=WORDS["passing"]):
     """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
 
     def __init__(self, width: float):
-        words, side, left = WORDS["passing"], 1.98, 0.62
+        side, left = 1.98, 0.62
         self.canvas = Canvas(width, 2.8)
-        with style.context():
-            names = {"rows": words["reads"], "columns": words["wrote"]}
-            maps = {"pairs": Map(words["map"], signed(1.5), empty=ITSELF)}
-            self._maps = Maps(self.canvas, maps, left=left, top=0.28, size=(side, side), **names)
-            self._maps.bar("pairs")
-            self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
-            self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
-            start = left + side + 1.15
-            self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
-            self._ax.axhline(0, color=style.GREY, linewidth=0.8)
-            self._ax.set_title(words["bars"], fontsize=9.5)
-            self._ax.set_xlabel(words["token"])
-            self._bars = None
+        names = {"rows": self.words["reads"], "columns": self.words["wrote"]}
+        maps = {"pairs": Map(self.words["map"], signed(1.5), empty=ITSELF)}
+        self._maps = Maps(self.canvas, maps, left=left, top=0.28, size=(side, side), **names)
+        self._maps.bar("pairs")
+        self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
+        self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
+        start = left + side + 1.15
+        self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
+        self._ax.axhline(0, color=style.GREY, linewidth=0.8)
+        self._ax.set_title(self.words["bars"], fontsize=9.5)
+        self._ax.set_xlabel(self.words["token"])
+        self._bars = None
 
     def update(self, shown: PassingShown) -> None:
         C = len(shown.pairs)
@@ -95,13 +94,13 @@ class Passing(Drawing):
     def say(self, shown: PassingShown) -> str:
         t, all_ = shown.t, len(shown.pairs) * (len(shown.pairs) - 1) // 2
         sums = {"dw": shown.dw(t), "read": shown.read(t), "own": shown.own(t)}
-        return WORDS.say("passing", "say", n=shown.count(t), t=t, all=all_, **sums)
+        return self.words.say("say", n=shown.count(t), t=t, all=all_, **sums)
 
     def arithmetic(self, shown: PassingShown, cell: Cell) -> str:
         if cell.map == "bars":
             t = cell.column
-            return WORDS.say("passing", "bar", t=t, n=shown.count(t), dw=shown.dw(t))
+            return self.words.say("bar", t=t, n=shown.count(t), dw=shown.dw(t))
         i, j, t = cell.row, cell.column, shown.t
         if j >= i:
-            return WORDS.say("passing", "future", i=i, j=j)
-        return WORDS.say("passing", "passes" if j < t < i else "misses", i=i, j=j, t=t, x=float(shown.pairs[i, j]))
+            return self.words.say("future", i=i, j=j)
+        return self.words.say("passes" if j < t < i else "misses", i=i, j=j, t=t, x=float(shown.pairs[i, j]))

@@ -101,7 +101,7 @@ class TwoFormsShown:
     """The relative L2 error of all outputs by form."""
 
 
-class TwoForms(Drawing):
+class TwoForms(Drawing, words=WORDS["two_forms"]):
     """The distance of both forms from the true values, in steps of the format that stores them."""
 
     _MOST = 4.0  # end of the axis, in steps
@@ -115,37 +115,36 @@ class TwoForms(Drawing):
     }  # fmt: skip
 
     def __init__(self, width: float):
-        words, top, down, bottom, left, gap, side = WORDS["two_forms"], 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
+        top, down, bottom, left, gap, side = 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
         self.canvas = Canvas(width, top + down + bottom)
         across = width - left - gap - side - 0.3
         most = self._MOST
-        with style.context():
-            self._ax = ax = self.canvas.axes(left, top, across, down)
-            low, high = (each.format(steps=f"{most:.0f}") for each in words["beyond"])
-            ax.set(title=words["steps"], xlabel=words["token"], ylim=(-most - 0.4, most + 0.4))
-            ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
-            ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
-            true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=words["true"])
-            self._dots = {
-                name: self.canvas.moving(*ax.plot([], [], linestyle="none", label=words[name], zorder=3 + n, **look))[0]
-                for n, (name, look) in enumerate(self._LOOKS.items())
-            }
-            self._cells = CellGrid(self.canvas, ax, "tokens")
-            self.canvas.figure.legend(
-                handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
-            )
-            beside = self.canvas.axes(left + across + gap, top, side, down)
-            beside.set(title=words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
-            beside.set_yticks((0, 1), (words["chunk"], words["recurrent"]))
-            beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
-            beside.tick_params(axis="y", length=0)
-            self._bars = {
-                name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
-                for name, look in self._LOOKS.items()
-            }
-            self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
-            self.canvas.moving(*self._off)
-            CellGrid(self.canvas, beside, "off", 2, 1)
+        self._ax = ax = self.canvas.axes(left, top, across, down)
+        low, high = (each.format(steps=f"{most:.0f}") for each in self.words["beyond"])
+        ax.set(title=self.words["steps"], xlabel=self.words["token"], ylim=(-most - 0.4, most + 0.4))
+        ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
+        ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
+        true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=self.words["true"])
+        self._dots = {}
+        for n, (name, look) in enumerate(self._LOOKS.items()):
+            dots = ax.plot([], [], linestyle="none", label=self.words[name], zorder=3 + n, **look)
+            (self._dots[name],) = self.canvas.moving(*dots)
+        self._cells = CellGrid(self.canvas, ax, "tokens")
+        self.canvas.figure.legend(
+            handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
+        )
+        beside = self.canvas.axes(left + across + gap, top, side, down)
+        beside.set(title=self.words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
+        beside.set_yticks((0, 1), (self.words["chunk"], self.words["recurrent"]))
+        beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
+        beside.tick_params(axis="y", length=0)
+        self._bars = {
+            name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
+            for name, look in self._LOOKS.items()
+        }
+        self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
+        self.canvas.moving(*self._off)
+        CellGrid(self.canvas, beside, "off", 2, 1)
 
     def update(self, shown: TwoFormsShown) -> None:
         N = len(shown.true)
@@ -161,21 +160,19 @@ class TwoForms(Drawing):
             self._off[n].set_text(error(shown.off[name]))
 
     def say(self, shown: TwoFormsShown) -> str:
-        words = WORDS["two_forms"]
-        return words.say(
-            "say", digits=shown.digits, name=words["names"].get(shown.digits, ""),
-            share=percent(shown.share) if shown.share else words["none"], chunk=error(shown.off["chunk"]),
+        return self.words.say(
+            "say", digits=shown.digits, name=self.words["names"].get(shown.digits, ""),
+            share=percent(shown.share) if shown.share else self.words["none"], chunk=error(shown.off["chunk"]),
             recurrent=error(shown.off["recurrent"]),
         )  # fmt: skip
 
     def arithmetic(self, shown: TwoFormsShown, cell: Cell) -> str:
-        words = WORDS["two_forms"]
         if cell.map == "off":
             form = list(self._LOOKS)[cell.row]
-            return words.say("off", form=words[form], off=error(shown.off[form]))
+            return self.words.say("off", form=self.words[form], off=error(shown.off[form]))
         t = cell.column
         numbers = {name: getattr(shown, name)[t] for name in ("true", "chunk", "recurrent", "step")}
-        return words.say("arithmetic", t=t, **numbers)
+        return self.words.say("arithmetic", t=t, **numbers)
 
 
 @dataclass(frozen=True)
@@ -188,32 +185,31 @@ class MeasuresShown:
     errors: Errors
 
 
-class Measures(Drawing):
+class Measures(Drawing, words=WORDS["measures"]):
     """A map of the errors of an output, and the values of five measures of it."""
 
     _LOW, _HIGH = -4, 5  # powers of ten
 
     def __init__(self, width: float):
-        words, top, down, bottom = WORDS["measures"], 0.32, 1.75, 0.5
+        top, down, bottom = 0.32, 1.75, 0.5
         left, gap, side = 0.62, 0.7 + 1.45, 0.27 * width
         self.canvas = Canvas(width, top + down + bottom)
         across = width - left - gap - side - 0.15
-        with style.context():
-            ax = self.canvas.axes(left, top, across, down)
-            ax.set(title=words["map"], xlabel=words["token"], ylabel=words["channel"])
-            self._map = HeatMap(self.canvas, ax, vmin=-4, vmax=1, name="map")
-            self._ring = Ring(self.canvas, ax)
-            bar = self._map.colorbar(self.canvas.axes(left + across + 0.1, top, 0.1, down), "")
-            bar.set_ticks((-4, -2, 0), labels=("$10^{-4}$", "$10^{-2}$", "1"))
-            beside = self.canvas.axes(left + across + gap, top, side, down)
-            names = list(words["names"].values())
-            beside.set(title=words["measures"], xlim=(self._LOW, self._HIGH), ylim=(len(names) - 0.5, -0.5))
-            beside.set_yticks(range(len(names)), names)
-            beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
-            beside.tick_params(axis="y", length=0)
-            self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
-            self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
-            CellGrid(self.canvas, beside, "measures", len(names), 1)
+        ax = self.canvas.axes(left, top, across, down)
+        ax.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["channel"])
+        self._map = HeatMap(self.canvas, ax, vmin=-4, vmax=1, name="map")
+        self._ring = Ring(self.canvas, ax)
+        bar = self._map.colorbar(self.canvas.axes(left + across + 0.1, top, 0.1, down), "")
+        bar.set_ticks((-4, -2, 0), labels=("$10^{-4}$", "$10^{-2}$", "1"))
+        beside = self.canvas.axes(left + across + gap, top, side, down)
+        names = list(self.words["names"].values())
+        beside.set(title=self.words["measures"], xlim=(self._LOW, self._HIGH), ylim=(len(names) - 0.5, -0.5))
+        beside.set_yticks(range(len(names)), names)
+        beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
+        beside.tick_params(axis="y", length=0)
+        self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
+        self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
+        CellGrid(self.canvas, beside, "measures", len(names), 1)
 
     def update(self, shown: MeasuresShown) -> None:
         off = np.abs(shown.got - shown.true) / _rms(shown.true)
@@ -240,22 +236,23 @@ class Measures(Drawing):
         }
 
     def say(self, shown: MeasuresShown) -> str:
-        words = WORDS["measures"]
         values = {name: _short(x) for name, x in self._measured(shown).items()}
-        return words.say("say", wrong=words["wrong"][shown.wrong], **values)
+        return self.words.say("say", wrong=self.words["wrong"][shown.wrong], **values)
 
     def arithmetic(self, shown: MeasuresShown, cell: Cell) -> str:
-        words, difference = WORDS["measures"], np.abs(shown.got - shown.true)
+        difference = np.abs(shown.got - shown.true)
         if cell.map == "map":
             t, c = cell.column, cell.row
             off = float(difference[t, c])
-            line = words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
-            return line + words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
-        name = list(words["names"])[cell.row]
+            line = self.words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
+            return line + self.words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
+        name = list(self.words["names"])[cell.row]
         at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
         rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
-        of = words.say("of", name, rms=_rms(shown.true), got=shown.got[at], true=shown.true[at], t=int(rows.argmax()))
-        return words.say("bar", name=words["names"][name], value=self._measured(shown)[name], of=of)
+        of = self.words.say(
+            "of", name, rms=_rms(shown.true), got=shown.got[at], true=shown.true[at], t=int(rows.argmax())
+        )
+        return self.words.say("bar", name=self.words["names"][name], value=self._measured(shown)[name], of=of)
 
 
 @dataclass(frozen=True)
@@ -267,26 +264,25 @@ class AmplifiedShown:
     law: np.ndarray
 
 
-class Amplified(Drawing):
+class Amplified(Drawing, words=WORDS["amplified"]):
     """The distance between two states over the tokens."""
 
     _LOW, _HIGH = -10, 4  # powers of ten
 
     def __init__(self, width: float):
-        words, top, down, bottom, left, right = WORDS["amplified"], 0.12, 1.9, 0.5, 0.75, 1.45
+        top, down, bottom, left, right = 0.12, 1.9, 0.5, 0.75, 1.45
         self.canvas = Canvas(width, top + down + bottom)
-        with style.context():
-            self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
-            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._LOW, self._HIGH))
-            ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
-            ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
-            ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, words["same"], transform=ax.transAxes, ha="right",
-                    va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
-            (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=words["measured"])
-            (self._law,) = ax.plot([], [], **style.LAW, label=words["law"], zorder=4)
-            self.canvas.moving(self._line, self._law)
-            self._cells = CellGrid(self.canvas, ax, "distance")
-            self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
+        self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._LOW, self._HIGH))
+        ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
+        ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
+        ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, self.words["same"], transform=ax.transAxes, ha="right",
+                va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
+        (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=self.words["measured"])
+        (self._law,) = ax.plot([], [], **style.LAW, label=self.words["law"], zorder=4)
+        self.canvas.moving(self._line, self._law)
+        self._cells = CellGrid(self.canvas, ax, "distance")
+        self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
 
     def update(self, shown: AmplifiedShown) -> None:
         T = len(shown.measured)
@@ -297,15 +293,15 @@ class Amplified(Drawing):
             line.set_data(range(1, T + 1), np.log10(values))
 
     def say(self, shown: AmplifiedShown) -> str:
-        words, left = WORDS["amplified"], float(shown.measured[-1])
+        left = float(shown.measured[-1])
         which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
         if which == "shrinks":
             left = percent(left) if left > 1e-4 else number(left, 2)
-        return words.say(which, w=shown.w, T=len(shown.measured), left=left)
+        return self.words.say(which, w=shown.w, T=len(shown.measured), left=left)
 
     def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
         n = cell.column + 1
-        return WORDS.say("amplified", "arithmetic", n=n, w=shown.w, left=shown.measured[n - 1], law=shown.law[n - 1])
+        return self.words.say("arithmetic", n=n, w=shown.w, left=shown.measured[n - 1], law=shown.law[n - 1])
 
 
 def _short(x: float) -> str:

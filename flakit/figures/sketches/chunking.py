@@ -107,37 +107,36 @@ class ChunksShown:
     w: float
 
 
-class Chunks(Drawing):
+class Chunks(Drawing, words=WORDS["chunks"]):
     """Every pair of tokens by its kind, and the cost of a chunk."""
 
     def __init__(self, width: float):
-        words, height, side = WORDS["chunks"], 2.8, 2.15
+        height, side = 2.8, 2.15
         self.canvas, self._marks = Canvas(width, height), {}
         looks = {
             "intra": {"facecolor": style.SKY},
             "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
             "itself": {"facecolor": style.INDIGO},
         }
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
-            ax.spines[:].set_visible(True)
-            ax.set(xlabel=words["wrote"], ylabel=words["reads"])
-            for name, look in looks.items():
-                self._marks[name] = Marked(self.canvas, ax, **look)
-            (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
-            left, self._bars = 0.6 + side + 0.4, {}
-            for n, name in enumerate(("steps", "pairs")):
-                ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
-                ax.set_title(words[name], pad=3)
-                ax.set_yticks([])
-                colour = style.BLUE if name == "steps" else style.SKY
-                self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
-            handles = [Patch(label=words[name], linewidth=0, **look) for name, look in looks.items()]
-            handles.append(style.swatch(style.EMPTY, words["future"]))
-            self.canvas.figure.legend(
-                handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
-                ncols=2 if width > 8 else 1, labelspacing=0.4,
-            )  # fmt: skip
+        self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
+        ax.spines[:].set_visible(True)
+        ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"])
+        for name, look in looks.items():
+            self._marks[name] = Marked(self.canvas, ax, **look)
+        (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
+        left, self._bars = 0.6 + side + 0.4, {}
+        for n, name in enumerate(("steps", "pairs")):
+            ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
+            ax.set_title(self.words[name], pad=3)
+            ax.set_yticks([])
+            colour = style.BLUE if name == "steps" else style.SKY
+            self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
+        handles = [Patch(label=self.words[name], linewidth=0, **look) for name, look in looks.items()]
+        handles.append(style.swatch(style.EMPTY, self.words["future"]))
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
+            ncols=2 if width > 8 else 1, labelspacing=0.4,
+        )  # fmt: skip
 
     def update(self, shown: ChunksShown) -> None:
         T, counts = len(shown.kinds), _counts(shown)
@@ -155,18 +154,18 @@ class Chunks(Drawing):
             self._bars[name].update([count / most], [str(count)])
 
     def say(self, shown: ChunksShown) -> str:
-        words, counts = WORDS["chunks"], _counts(shown)
+        counts = _counts(shown)
         one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
-        steps = words.say("one step" if counts["steps"] == 1 else "more steps", **counts)
-        return words.say(one, chunks=words.say("chunks of", chunk=shown.chunk), **counts | {"steps": steps})
+        steps = self.words.say("one step" if counts["steps"] == 1 else "more steps", **counts)
+        return self.words.say(one, chunks=self.words.say("chunks of", chunk=shown.chunk), **counts | {"steps": steps})
 
     def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
-        words, counts, T = WORDS["chunks"], _counts(shown), len(shown.kinds)
-        if cell.map in words["bar"]:
-            return words.say("bar", cell.map, T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
+        counts, T = _counts(shown), len(shown.kinds)
+        if cell.map in self.words["bar"]:
+            return self.words.say("bar", cell.map, T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
         i, j = cell.row, cell.column
         first, weight = i - i % shown.chunk, shown.weights[i, j]
-        return words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=shown.w)
+        return self.words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=shown.w)
 
 
 def _counts(shown: ChunksShown) -> dict[str, int]:
@@ -187,41 +186,39 @@ class SplitShown:
     made: np.ndarray
 
 
-class Split(Drawing):
+class Split(Drawing, words=WORDS["split"]):
     """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
 
     def __init__(self, width: float):
-        words, height, side = WORDS["split"], 2.8, 2.02
+        height, side = 2.8, 2.02
         self.canvas, self._lines = Canvas(width, height), {}
         across = width - 0.62 - 0.85 - side - 0.72
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
-            ax.set_xlabel(words["token"])
-            ax.axhline(0, color=style.GREY, linewidth=0.8)
-            ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
-            ax.text(0.5, 0.97, words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
-            for name, look in (("reader", READER), ("key", KEY)):
-                (self._lines[name],) = ax.plot([], [], label=words[name], zorder=4, **look)
-            upright = ax.get_xaxis_transform()
-            (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
-            self._name = ax.text(0, 0.02, words["anchor"], transform=upright, fontsize=9, va="bottom")
-            self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
-            self.canvas.moving(*self._lines.values(), self._mark, self._name)
-            ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
-            box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
-            box.set(xlabel=words["wrote"], ylabel=words["reads"], title=words["weight"])
-            self._map = HeatMap(self.canvas, box, name="pairs")
-            self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
+        self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
+        ax.set_xlabel(self.words["token"])
+        ax.axhline(0, color=style.GREY, linewidth=0.8)
+        ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
+        ax.text(0.5, 0.97, self.words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
+        for name, look in (("reader", READER), ("key", KEY)):
+            (self._lines[name],) = ax.plot([], [], label=self.words[name], zorder=4, **look)
+        upright = ax.get_xaxis_transform()
+        (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
+        self._name = ax.text(0, 0.02, self.words["anchor"], transform=upright, fontsize=9, va="bottom")
+        self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
+        self.canvas.moving(*self._lines.values(), self._mark, self._name)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
+        box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
+        box.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["weight"])
+        self._map = HeatMap(self.canvas, box, name="pairs")
+        self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
 
     def update(self, shown: SplitShown) -> None:
         C = len(shown.read)
         if self.changed():
             largest = C * -shown.w
-            with style.context():
-                self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
-                self._ax.set_ylabel(WORDS.say("split", "exponents", w=shown.w), labelpad=1)
-                self._map.colours.set_clim(-largest, 0)
-                CellGrid(self.canvas, self._ax, "tokens", 1, C)
+            self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
+            self._ax.set_ylabel(self.words.say("exponents", w=shown.w), labelpad=1)
+            self._map.colours.set_clim(-largest, 0)
+            CellGrid(self.canvas, self._ax, "tokens", 1, C)
         for name, exponents in (("reader", shown.read), ("key", shown.key)):
             self._lines[name].set_data(range(C), exponents)
         self._mark.set_xdata([shown.anchor - 0.5] * 2)
@@ -233,22 +230,19 @@ class Split(Drawing):
         whole_ticks(self._map.ax)
 
     def say(self, shown: SplitShown) -> str:
-        words, C = WORDS["split"], len(shown.read)
-        where = words["start"] if shown.anchor == 0 else words["end"] if shown.anchor == C else words["at"]
+        n, C = shown.anchor, len(shown.read)
+        where = self.words.say("start" if n == 0 else "end" if n == C else "at", anchor=n, before=n - 1)
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
-        weight = np.tril(shown.made, -1).max()
-        return words.say(
-            "say", where=where.format(anchor=shown.anchor, before=shown.anchor - 1), weight=weight, **factors
-        )
+        return self.words.say("say", where=where, weight=np.tril(shown.made, -1).max(), **factors)
 
     def arithmetic(self, shown: SplitShown, cell: Cell) -> str:
-        words, i, j = WORDS["split"], cell.row, cell.column
+        i, j = cell.row, cell.column
         if cell.map == "tokens":
-            return words.say("factors", n=j, read=shown.read[j], key=shown.key[j])
+            return self.words.say("factors", n=j, read=shown.read[j], key=shown.key[j])
         if i <= j:
-            return words.say("itself" if i == j else "future", i=i, j=j)
+            return self.words.say("itself" if i == j else "future", i=i, j=j)
         read, key = float(shown.read[i]), float(shown.key[j])
-        return words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
+        return self.words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
 
 
 @dataclass(frozen=True)
@@ -264,40 +258,38 @@ class WaysShown:
     key: np.ndarray
 
 
-class Ways(Drawing):
+class Ways(Drawing, words=WORDS["ways"]):
     """The product that computes each pair of a chunk, and the largest factors of each product."""
 
     _most = 4  # largest number of products
 
     def __init__(self, width: float):
-        words, height, side = WORDS["ways"], 3.0, 2.2
+        height, side = 3.0, 2.2
         self.canvas, self._strip = Canvas(width, height), None
-        with style.context():
-            self._map = self.canvas.axes(0.6, 0.28, side, side)
-            self._map.set(xlabel=words["wrote"], ylabel=words["reads"], title=words["map"])
-            left = 0.6 + side + 1.05
-            self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
-            ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
-            bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
-            self._bars = self.canvas.moving(*bars)
-            look = {"va": "center", "fontsize": 9}
-            self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
-            self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
-            self.canvas.moving(*self._names, *self._values)
-            CellGrid(self.canvas, ax, "products", self._most, 1)
+        self._map = self.canvas.axes(0.6, 0.28, side, side)
+        self._map.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["map"])
+        left = 0.6 + side + 1.05
+        self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
+        ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
+        bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
+        self._bars = self.canvas.moving(*bars)
+        look = {"va": "center", "fontsize": 9}
+        self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
+        self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
+        self.canvas.moving(*self._names, *self._values)
+        CellGrid(self.canvas, ax, "products", self._most, 1)
 
     def update(self, shown: WaysShown) -> None:
-        words, C = WORDS["ways"], len(shown.product)
+        C = len(shown.product)
         if self._strip is None:
-            with style.context():
-                self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
-                reach = C / 2 * -shown.w
-                self._ax.set(xlim=(0, 1.12 * reach), xlabel=words.say("largest", w=shown.w))
-                for text in self._names:
-                    text.set_x(-0.02 * reach)
+            self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
+            reach = C / 2 * -shown.w
+            self._ax.set(xlim=(0, 1.12 * reach), xlabel=self.words.say("largest", w=shown.w))
+            for text in self._names:
+                text.set_x(-0.02 * reach)
         past = _past(shown)
         signs = [
-            [(str(n) if n else words["dot"]) if there else "" for n, there in zip(*row, strict=True)]
+            [(str(n) if n else self.words["dot"]) if there else "" for n, there in zip(*row, strict=True)]
             for row in zip(shown.product, past, strict=True)
         ]
         self._strip.update(shown.product, signs, empty=~past)
@@ -311,34 +303,34 @@ class Ways(Drawing):
                 number_, _, read, key = rows[n]
                 largest = 0.0 if number_ == 0 else max(read, key)
                 bar.set_width(largest)
-                name.set_text(words.say("product", n=number_) if number_ else words["single"])
-                label = words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
-                value.set(text=label if number_ else words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
+                name.set_text(self.words.say("product", n=number_) if number_ else self.words["single"])
+                label = self.words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
+                value.set(text=label if number_ else self.words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
 
     def say(self, shown: WaysShown) -> str:
-        words, rows = WORDS["ways"], _rows(shown)
+        rows = _rows(shown)
         products = [row for row in rows if row[0]]
         pairs, single = (sum(row[1] for row in rows if bool(row[0]) == numbered) for numbered in (True, False))
         largest = max(max(read, key) for _, _, read, key in products)
-        first = words.say(
-            "some" if single else "all", products=words["products"][len(products)], pairs=pairs, single=single
+        first = self.words.say(
+            "some" if single else "all", products=self.words["products"][len(products)], pairs=pairs, single=single
         )
-        return f"{first} {words.say('large' if largest > 0 else 'small', largest=_power(largest))}"
+        return f"{first} {self.words.say('large' if largest > 0 else 'small', largest=_power(largest))}"
 
     def arithmetic(self, shown: WaysShown, cell: Cell) -> str:
-        words, i, j = WORDS["ways"], cell.row, cell.column
+        i, j = cell.row, cell.column
         if cell.map == "products":
             rows = _rows(shown)
             if cell.row >= len(rows):
                 return self.say(shown)
             n, pairs, read, key = rows[cell.row]
-            return words.say("bar" if n else "row", n=n, pairs=pairs, read=read, key=key)
+            return self.words.say("bar" if n else "row", n=n, pairs=pairs, read=read, key=key)
         if i <= j:
-            return words.say("itself" if i == j else "future", i=i, j=j)
+            return self.words.say("itself" if i == j else "future", i=i, j=j)
         n = int(shown.product[i, j])
         read, key = float(shown.read[i, j]), float(shown.key[i, j])
         weight = np.exp(read) * np.exp(key)
-        return words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=weight)
+        return self.words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=weight)
 
 
 def _past(shown: WaysShown) -> np.ndarray:

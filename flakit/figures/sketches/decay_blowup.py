@@ -72,51 +72,49 @@ class EndsShown:
     """By format, the smallest normal number: below it digits are lost."""
 
 
-class Ends(Drawing):
+class Ends(Drawing, words=WORDS["ends"]):
     """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
 
     _colours = {"few": 0.55, "cmap": "Blues"}
 
     def __init__(self, width: float):
-        words, height = WORDS["ends"], 1.82
+        height = 1.82
         self.canvas = Canvas(width, height)
         left, right, lane, top = 0.82, 0.95, 0.26, 0.42
         across = width - left - right
         self._lanes, self._values, self._names, self._lines = [], [], (), []
-        with style.context():
-            for n in range(3):
-                ax = self.canvas.axes(left, top + n * (lane + 0.08), across, lane)
-                ax.set(xticks=[], yticks=[])
-                self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
-                self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
-                middle = (1 - (top + n * (lane + 0.08) + lane / 2) / height, "center")
-                self._values.append(
-                    self.canvas.figure.text((left + across + 0.1) / width, middle[0], "", va=middle[1], fontsize=10)
-                )
-            self._lanes[-1].ax.set_xlabel(words["x"])
-            few = self._lanes[0].colours.cmap(self._colours["few"])
-            zero, tiny, usual, inf = words["kinds"]
-            handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
-            handles.append(style.non_finite_handles()[1])
-            handles[-1].set_label(inf)
-            self.canvas.figure.legend(
-                handles=handles, loc="upper left", ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
+        for n in range(3):
+            ax = self.canvas.axes(left, top + n * (lane + 0.08), across, lane)
+            ax.set(xticks=[], yticks=[])
+            self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
+            self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
+            middle = (1 - (top + n * (lane + 0.08) + lane / 2) / height, "center")
+            self._values.append(
+                self.canvas.figure.text((left + across + 0.1) / width, middle[0], "", va=middle[1], fontsize=10)
             )
+        self._lanes[-1].ax.set_xlabel(self.words["x"])
+        few = self._lanes[0].colours.cmap(self._colours["few"])
+        zero, tiny, usual, inf = self.words["kinds"]
+        handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
+        handles.append(style.non_finite_handles()[1])
+        handles[-1].set_label(inf)
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
+        )
         self.canvas.moving(*self._values, *self._lines)
 
     def _first(self, shown: EndsShown) -> None:
         """Draw the strips, which never change."""
         self._names, N = tuple(shown.held), len(shown.exponents)
-        with style.context():
-            for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
-                few = held < shown.smallest[name]
-                usual = ~few & np.isfinite(held)
-                values = np.where(np.isfinite(held), self._colours["few"], held)
-                lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
-                lane.ax.set_yticks([0], [name])
-                lane.ax.tick_params(axis="y", length=0)
-            ticks = np.flatnonzero(shown.exponents % 40 == 0)
-            self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
+        for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
+            few = held < shown.smallest[name]
+            usual = ~few & np.isfinite(held)
+            values = np.where(np.isfinite(held), self._colours["few"], held)
+            lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
+            lane.ax.set_yticks([0], [name])
+            lane.ax.tick_params(axis="y", length=0)
+        ticks = np.flatnonzero(shown.exponents % 40 == 0)
+        self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
         self._columns = shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0])
 
     def update(self, shown: EndsShown) -> None:
@@ -128,13 +126,12 @@ class Ends(Drawing):
             text.set_text(number(value, 3))
 
     def say(self, shown: EndsShown) -> str:
-        words = WORDS["ends"]
-        held = [words.say("held", format=name, value=x) for name, x in shown.values.items()]
-        return words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
+        held = [self.words.say("held", format=name, value=x) for name, x in shown.values.items()]
+        return self.words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
 
     def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
         name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
-        return WORDS.say("ends", "arithmetic", format=name, x=x, value=shown.held[name][cell.column], true=np.exp(x))
+        return self.words.say("arithmetic", format=name, x=x, value=shown.held[name][cell.column], true=np.exp(x))
 
 
 @dataclass(frozen=True)
@@ -150,27 +147,26 @@ class CountingShown:
     tokens: np.ndarray
 
 
-class Counting(Drawing):
+class Counting(Drawing, words=WORDS["counting"]):
     """A row of tokens to count."""
 
     def __init__(self, width: float):
-        words, height = WORDS["counting"], 1.4
+        height = 1.4
         self.canvas = Canvas(width, height)
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
-            ax.set(yticks=[], xlabel=words["token"])
-            self._map = HeatMap(self.canvas, ax, name="tokens")
-            self._added = Marked(self.canvas, ax, facecolor=style.W)
-            (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
-            look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
-            (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
-            (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
-            handles = [
-                Line2D([], [], color=style.BLACK, linewidth=2.6, label=words["anchor"]),
-                Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=words["token with it"]),
-                style.swatch(style.W, words["added"]),
-            ]
-            self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
+        self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
+        ax.set(yticks=[], xlabel=self.words["token"])
+        self._map = HeatMap(self.canvas, ax, name="tokens")
+        self._added = Marked(self.canvas, ax, facecolor=style.W)
+        (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
+        look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
+        (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
+        (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
+        handles = [
+            Line2D([], [], color=style.BLACK, linewidth=2.6, label=self.words["anchor"]),
+            Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=self.words["token with it"]),
+            style.swatch(style.W, self.words["added"]),
+        ]
+        self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
         self.canvas.moving(self._between, self._anchor, self._arrow)
 
     def update(self, shown: CountingShown) -> None:
@@ -184,15 +180,15 @@ class Counting(Drawing):
         self._arrow.set_data([at, shown.token], [-0.75, -0.75])
 
     def say(self, shown: CountingShown) -> str:
-        words, C, a = WORDS["counting"], len(shown.tokens), shown.anchor
+        C, a = len(shown.tokens), shown.anchor
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
-        place = words.say("start" if a == 0 else "end" if a == C else "inside", anchor=a, before=a - 1)
-        return words.say(
-            "say", anchor=place, whose=words["whose"][shown.factor], token=shown.token, first=first, last=last
+        place = self.words.say("start" if a == 0 else "end" if a == C else "inside", anchor=a, before=a - 1)
+        return self.words.say(
+            "say", anchor=place, whose=self.words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
 
     def arithmetic(self, shown: CountingShown, cell: Cell) -> str:
-        return WORDS.say("counting", "in" if shown.tokens[cell.column] else "out", t=cell.column)
+        return self.words.say("in" if shown.tokens[cell.column] else "out", t=cell.column)
 
 
 def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,35 +215,32 @@ class FatalShown:
         return np.any(list(self.lost.values()), axis=0)
 
 
-class Fatal(Drawing):
+class Fatal(Drawing, words=WORDS["fatal"]):
     """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
 
     _few = 8
     """The largest number of fatal positions that get arrows."""
 
     def __init__(self, width: float):
-        words, height = WORDS["fatal"], 2.02
+        height = 2.02
         self.canvas = Canvas(width, height)
         self._strips, self._blocks, self._arrows = [], [], []
-        with style.context():
-            for n in range(2):
-                ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
-                ax.set(xticks=[], yticks=[])
-                ax.tick_params(axis="y", length=0)
-                self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
-                self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
-                self._arrows += ax.plot(
-                    [], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7
-                )
-            ax.set_xlabel(words["token"])
-            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
+        for n in range(2):
+            ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
+            ax.set(xticks=[], yticks=[])
+            ax.tick_params(axis="y", length=0)
+            self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
+            self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
+            self._arrows += ax.plot([], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7)
+        ax.set_xlabel(self.words["token"])
+        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
         self.canvas.moving(*self._blocks, *self._arrows)
 
     def update(self, shown: FatalShown) -> None:
         C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
         if self.changed():
             for n, strip in enumerate(self._strips):
-                strip.ax.set_yticks([0], [WORDS.say("fatal", "chunk", first=n * C, last=(n + 1) * C - 1)])
+                strip.ax.set_yticks([0], [self.words.say("chunk", first=n * C, last=(n + 1) * C - 1)])
                 strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
                 self._blocks[n].set_data(*_upright(starts[1:]))
         few = shown.fatal.sum() <= self._few
@@ -257,17 +250,17 @@ class Fatal(Drawing):
             arrows.set_data(at, np.full(len(at), -0.75))
 
     def say(self, shown: FatalShown) -> str:
-        words, where = WORDS["fatal"], [str(t) for t in np.flatnonzero(shown.fatal)]
+        where = [str(t) for t in np.flatnonzero(shown.fatal)]
         a = shown.anchor
-        place = words["anchor"].get(a) or words.say("inside" if a > 0 else "before", n=abs(a))
+        place = self.words["anchor"].get(a) or self.words.say("inside" if a > 0 else "before", n=abs(a))
         values = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
         if not where:
-            return words.say("none", **values)
+            return self.words.say("none", **values)
         if len(where) > 12:
-            listing = words.say("more", first=", ".join(where[:10]), n=len(where) - 10)
+            listing = self.words.say("more", first=", ".join(where[:10]), n=len(where) - 10)
         else:
             listing = listed(where)
-        return words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **values)
+        return self.words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **values)
 
     @staticmethod
     def _lost(shown: FatalShown, at: np.ndarray | int) -> list[str]:
@@ -276,4 +269,4 @@ class Fatal(Drawing):
     def arithmetic(self, shown: FatalShown, cell: Cell) -> str:
         t = int(cell.map.split()[-1]) * shown.chunk + cell.column
         lost = self._lost(shown, t)
-        return WORDS.say("fatal", "broken" if lost else "fine", w=shown.w, t=t, lost=listed(lost))
+        return self.words.say("broken" if lost else "fine", w=shown.w, t=t, lost=listed(lost))

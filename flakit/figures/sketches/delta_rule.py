@@ -56,31 +56,30 @@ class EditingShown:
     now: np.ndarray
 
 
-class Editing(Drawing):
+class Editing(Drawing, words=WORDS["editing"]):
     """The four tables of one edit, each number in its cell."""
 
     _largest = 2.6  # end of the scale: beyond every number, so that black digits are legible
 
     def __init__(self, width: float):
-        words, left, gap = WORDS["editing"], 0.52, 0.16
+        left, gap = 0.52, 0.16
         across = (width - left - 0.1 - 3 * gap) / 4
         narrow = across < 1.5  # the columns' names are upright
         self.canvas, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}
-        with style.context():
-            self._maps = Maps(
-                self.canvas, {name: Map(title, signed(self._largest)) for name, title in words["maps"].items()},
-                left=left, top=0.32, size=(across, 0.84), gap=gap,
-            )  # fmt: skip
-            for n, (name, heat) in enumerate(self._maps.items()):
-                heat.ax.set_xticks(range(4), words["columns"], rotation=90 if narrow else 0)
-                heat.ax.set_yticks(range(2), words["rows"] if n == 0 else ("", ""))
-                heat.ax.tick_params(length=0)
-                self._numbers[name] = {
-                    (row, column): heat.ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
-                    for row in range(2)
-                    for column in range(4)
-                }
-                self.canvas.moving(*self._numbers[name].values())
+        self._maps = Maps(
+            self.canvas, {name: Map(title, signed(self._largest)) for name, title in self.words["maps"].items()},
+            left=left, top=0.32, size=(across, 0.84), gap=gap,
+        )  # fmt: skip
+        for n, (name, heat) in enumerate(self._maps.items()):
+            heat.ax.set_xticks(range(4), self.words["columns"], rotation=90 if narrow else 0)
+            heat.ax.set_yticks(range(2), self.words["rows"] if n == 0 else ("", ""))
+            heat.ax.tick_params(length=0)
+            self._numbers[name] = {
+                (row, column): heat.ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
+                for row in range(2)
+                for column in range(4)
+            }
+            self.canvas.moving(*self._numbers[name].values())
 
     def update(self, shown: EditingShown) -> None:
         self._maps.update(shown)
@@ -92,17 +91,17 @@ class Editing(Drawing):
         alpha = shown.alpha
         kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
         opened, closed = (short(x) for x in shown.now[0, :2])
-        return WORDS.say("editing", kind, alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
+        return self.words.say(kind, alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
 
     def arithmetic(self, shown: EditingShown, cell: Cell) -> str:
-        words, at = WORDS["editing"], (cell.row, cell.column)
-        where = {"row": words["rows"][cell.row], "column": words["columns"][cell.column]}
-        tables = {name: short(getattr(shown, name)[at]) for name in words["maps"]}
+        at = (cell.row, cell.column)
+        where = {"row": self.words["rows"][cell.row], "column": self.words["columns"][cell.column]}
+        tables = {name: short(getattr(shown, name)[at]) for name in self.words["maps"]}
         if cell.map == "now":
-            return words.say("now", **where, **tables)
+            return self.words.say("now", **where, **tables)
         if cell.map == "taken" and cell.row == 0:
-            return words.say("taken", **where, alpha=short(shown.alpha), **tables)
-        return words.say("given", **where, value=tables[cell.map])
+            return self.words.say("taken", **where, alpha=short(shown.alpha), **tables)
+        return self.words.say("given", **where, value=tables[cell.map])
 
 
 @dataclass(frozen=True)
@@ -113,26 +112,24 @@ class RevisionsShown:
     counts: np.ndarray
 
 
-class Revisions(Drawing):
+class Revisions(Drawing, words=WORDS["revisions"]):
     """A bar for each token that wrote under the same key."""
 
     def __init__(self, width: float):
-        words, height = WORDS["revisions"], 2.2
+        height = 2.2
         self.canvas, self._bars, self._numbers = Canvas(width, height), None, None
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
-            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
-            ax.axhline(0, color=style.BLACK, linewidth=0.8)
+        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
+        ax.axhline(0, color=style.BLACK, linewidth=0.8)
 
     def update(self, shown: RevisionsShown) -> None:
         T = len(shown.counts)
         if self._bars is None:
-            with style.context():
-                self._bars = self.canvas.moving(*self._ax.bar(range(T), np.zeros(T), width=0.7, color=style.BLUE))
-                texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
-                self._numbers = self.canvas.moving(*texts)
-                self._ax.set_xlim(-0.5, T - 0.5)
-                CellGrid(self.canvas, self._ax, "counts", 1, T)
+            self._bars = self.canvas.moving(*self._ax.bar(range(T), np.zeros(T), width=0.7, color=style.BLUE))
+            texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
+            self._numbers = self.canvas.moving(*texts)
+            self._ax.set_xlim(-0.5, T - 0.5)
+            CellGrid(self.canvas, self._ax, "counts", 1, T)
         for bar, text, counts in zip(self._bars, self._numbers, shown.counts, strict=True):
             bar.set_height(counts)
             text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
@@ -143,11 +140,9 @@ class Revisions(Drawing):
         values = {"before": percent(counts[-2]), "first": percent(counts[0])}
         if kind == "more":
             values = {"before": short(counts[-2]), "first": short(counts[0])}
-        return WORDS.say("revisions", kind, T=len(counts), alpha=short(alpha), **values)
+        return self.words.say(kind, T=len(counts), alpha=short(alpha), **values)
 
     def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
         n = cell.column
         later = len(shown.counts) - 1 - n
-        return WORDS.say(
-            "revisions", "arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n])
-        )
+        return self.words.say("arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n]))

@@ -43,19 +43,18 @@ class ChainedShown:
     halves: bool = False
 
 
-class Chained(Drawing):
+class Chained(Drawing, words=WORDS["chained"]):
     """The matrix of a chunk's edits beside its inverse."""
 
     def __init__(self, width: float):
-        words, height, side = WORDS["chained"], 2.7, 1.95
+        height, side = 2.7, 1.95
         self.canvas, self._cut = Canvas(width, height), []
-        with style.context():
-            empty = {"found": ITSELF, "inverse": FUTURE}
-            self._maps = Maps(
-                self.canvas, {name: Map(title, signed(), empty=empty[name]) for name, title in words["maps"].items()},
-                left=0.6, top=0.3, size=(side, side), gap=0.4, rows=words["i"], columns=words["j"],
-            )  # fmt: skip
-            self._maps.bar("inverse").set_yticks([-1, 0, 1])
+        empty = {"found": ITSELF, "inverse": FUTURE}
+        self._maps = Maps(
+            self.canvas, {name: Map(title, signed(), empty=empty[name]) for name, title in self.words["maps"].items()},
+            left=0.6, top=0.3, size=(side, side), gap=0.4, rows=self.words["i"], columns=self.words["j"],
+        )  # fmt: skip
+        self._maps.bar("inverse").set_yticks([-1, 0, 1])
 
     def update(self, shown: ChainedShown) -> None:
         C = len(shown.found)
@@ -68,34 +67,32 @@ class Chained(Drawing):
     def _blocks(self, C: int) -> list:
         """Return the borders between the halves of a chunk, and the names of its blocks."""
         artists, border = [], C / 2 - 0.5
-        with style.context():
-            for name, heat in self._maps.items():
-                artists += [
-                    draw(border, color=style.BLACK, linewidth=1.4, zorder=5)
-                    for draw in (heat.ax.axhline, heat.ax.axvline)
-                ]
-                places = (
-                    (C / 4 - 0.5, C / 4 - 0.5),
-                    (3 * C / 4 - 0.5, C / 4 - 0.5),
-                    (3 * C / 4 - 0.5, 3 * C / 4 - 0.5),
-                )
-                look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
-                look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
-                names = WORDS["chained"]["halves"][name]
-                artists += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
+        for name, heat in self._maps.items():
+            artists += [
+                draw(border, color=style.BLACK, linewidth=1.4, zorder=5) for draw in (heat.ax.axhline, heat.ax.axvline)
+            ]
+            places = (
+                (C / 4 - 0.5, C / 4 - 0.5),
+                (3 * C / 4 - 0.5, C / 4 - 0.5),
+                (3 * C / 4 - 0.5, 3 * C / 4 - 0.5),
+            )
+            look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
+            look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
+            names = self.words["halves"][name]
+            artists += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
         return artists
 
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()
-        return WORDS.say(
-            "chained", "differ" if shown.spread else "same", C=len(shown.found), spread=short(shown.spread),
+        return self.words.say(
+            "differ" if shown.spread else "same", C=len(shown.found), spread=short(shown.spread),
             found=short(np.abs(shown.found).max()), largest=short(np.abs(shown.inverse).max()), far=short(far),
         )  # fmt: skip
 
     def arithmetic(self, shown: ChainedShown, cell: Cell) -> str:
-        words, i, j = WORDS["chained"], cell.row, cell.column
+        i, j = cell.row, cell.column
         if j > i:
-            return words.say("upper", i=i, j=j)
+            return self.words.say("upper", i=i, j=j)
         if j == i and cell.map == "found":
-            return words.say("diagonal", i=i)
-        return words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))
+            return self.words.say("diagonal", i=i)
+        return self.words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))

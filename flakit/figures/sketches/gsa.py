@@ -75,39 +75,37 @@ class SlotsShown:
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
-class Slots(Drawing):
+class Slots(Drawing, words=WORDS["slots"]):
     """The content of the slots, and the weights of a query beside those of softmax attention."""
 
     _most = 1.0  # end of the axis of weights
 
     def __init__(self, width: float):
-        words, height, left, gap = WORDS["slots"], 2.65, 0.6, 0.75
+        height, left, gap = 2.65, 0.6, 0.75
         self.canvas, self._strip = Canvas(width, height), None
         across = 0.6 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        with style.context():
-            self._table = self.canvas.axes(left, 0.32, across, 1.5)
-            self._table.set(xlabel=words["token"], ylabel=words["slot"], title=words["holds"])
-            self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
-            ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=words["token"], title=words["weights"])
-            self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=words["gsa"])
-            (self._marks,) = self.canvas.moving(
-                *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
-            )
+        self._table = self.canvas.axes(left, 0.32, across, 1.5)
+        self._table.set(xlabel=self.words["token"], ylabel=self.words["slot"], title=self.words["holds"])
+        self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
+        ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=self.words["token"], title=self.words["weights"])
+        self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=self.words["gsa"])
+        (self._marks,) = self.canvas.moving(
+            *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
+        )
 
     def _first(self, shown: SlotsShown) -> None:
-        words, (M, T) = WORDS["slots"], shown.holds.shape
-        with style.context():
-            self._strip = Strip(self.canvas, self._table, M, T, name="holds")
-            for ax in (self._table, self._axes):
-                ax.set_xticks(range(T))
-            self._table.set_yticks(range(M))
-            self._axes.set_xlim(-0.6, T - 0.4)
-            self._marks.set_label(words.say("attention", M=M))
-            self.canvas.figure.legend(
-                handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
-            )
-            CellGrid(self.canvas, self._axes, "weights", 1, T)
+        (M, T) = shown.holds.shape
+        self._strip = Strip(self.canvas, self._table, M, T, name="holds")
+        for ax in (self._table, self._axes):
+            ax.set_xticks(range(T))
+        self._table.set_yticks(range(M))
+        self._axes.set_xlim(-0.6, T - 0.4)
+        self._marks.set_label(self.words.say("attention", M=M))
+        self.canvas.figure.legend(
+            handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
+        )
+        CellGrid(self.canvas, self._axes, "weights", 1, T)
 
     def update(self, shown: SlotsShown) -> None:
         if self._strip is None:
@@ -120,25 +118,25 @@ class Slots(Drawing):
 
     def say(self, shown: SlotsShown) -> str:
         words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
-        return WORDS.say(
-            "slots", words, kept=percent(math.exp(shown.gate)), off=percent(shown.off),
+        return self.words.say(
+            words, kept=percent(math.exp(shown.gate)), off=percent(shown.off),
             rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2), M=len(shown.p),
         )  # fmt: skip
 
     def arithmetic(self, shown: SlotsShown, cell: Cell) -> str:
-        words, j = WORDS["slots"], cell.column
+        j = cell.column
         if cell.map == "weights":
             m = j % len(shown.p)
-            return words.say("weight",
+            return self.words.say("weight",
                 j=j, m=m, p=short(shown.p[m]), x=short(shown.holds[m, j]), weight=short(shown.weights[j]),
                 attention=short(shown.attention[j]),
             )  # fmt: skip
         m, x = cell.row, shown.holds[cell.row, j]
         if j % len(shown.p) != m:
-            return words.say("never", m=m, j=j, other=j % len(shown.p))
+            return self.words.say("never", m=m, j=j, other=j % len(shown.p))
         new = j + len(shown.p) >= shown.holds.shape[1]
-        how = words["new"] if new else words.say("old", gate=shown.gate)
-        return words.say("held", m=m, j=j, how=how, x=x)
+        how = self.words["new"] if new else self.words.say("old", gate=shown.gate)
+        return self.words.say("held", m=m, j=j, how=how, x=x)
 
 
 @dataclass(frozen=True)
@@ -153,46 +151,44 @@ class SlotGateShown:
     gates: np.ndarray
 
 
-class SlotGate(Drawing):
+class SlotGate(Drawing, words=WORDS["slot_gate"]):
     """The gate over f, and the decay of a slot by it."""
 
     def __init__(self, width: float):
-        words, height, left, gap = WORDS["slot_gate"], 2.4, 0.6, 0.7
+        height, left, gap = 2.4, 0.6, 0.7
         self.canvas = Canvas(width, height)
         across = 0.4 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        with style.context():
-            self._curve = self.canvas.axes(left, 0.32, across, 1.55)
-            self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
-            for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
-                ax.set(xlabel=words[x], title=words[title])
-            self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
-            self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
-            self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
-            (self._dot,) = self.canvas.moving(*self._curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
+        self._curve = self.canvas.axes(left, 0.32, across, 1.55)
+        self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
+        for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
+            ax.set(xlabel=self.words[x], title=self.words[title])
+        self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
+        self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+        self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
+        (self._dot,) = self.canvas.moving(*self._curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
 
     def update(self, shown: SlotGateShown) -> None:
         N = len(shown.left)
         if self.changed():
-            with style.context():
-                self._curve.plot(shown.at, shown.gates, **style.LINES[0])
-                self._axes.set(xlim=(-0.5, N - 0.5))
-                places = range(9, N, 10)
-                self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
-                CellGrid(self.canvas, self._axes, "left", 1, N)
-                CellGrid(self.canvas, self._curve, "gate", 1, 1)
+            self._curve.plot(shown.at, shown.gates, **style.LINES[0])
+            self._axes.set(xlim=(-0.5, N - 0.5))
+            places = range(9, N, 10)
+            self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
+            CellGrid(self.canvas, self._axes, "left", 1, N)
+            CellGrid(self.canvas, self._curve, "gate", 1, 1)
         self._bars.update(shown.left)
         self._dot.set_data([shown.f], [shown.g])
 
     def say(self, shown: SlotGateShown) -> str:
-        words, half = WORDS["slot_gate"], math.log(2) / -shown.g
-        return words.say(
+        half = math.log(2) / -shown.g
+        return self.words.say(
             "say", f=shown.f, g=shown.g, one=percent(float(shown.left[0])),
-            half=words.say("half-life", half=half) if half >= 1 else words["quick"],
+            half=self.words.say("half-life", half=half) if half >= 1 else self.words["quick"],
         )  # fmt: skip
 
     def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:
-        words, n = WORDS["slot_gate"], cell.column + 1
+        n = cell.column + 1
         if cell.map == "gate":
-            return words.say("gate", f=shown.f, g=shown.g)
-        return words.say("arithmetic", n=n, g=shown.g, left=shown.left[n - 1])
+            return self.words.say("gate", f=shown.f, g=shown.g)
+        return self.words.say("arithmetic", n=n, g=shown.g, left=shown.left[n - 1])

@@ -47,22 +47,21 @@ class OneColumnShown:
     lost: Mapping[str, float]
 
 
-class OneColumn(Drawing):
+class OneColumn(Drawing, words=WORDS["one_column"]):
     """One infinite column, and the gradient that it destroys."""
 
     def __init__(self, width: float):
-        words, left, down = WORDS["one_column"], 0.62, 0.85
+        left, down = 0.62, 0.85
         self.canvas = Canvas(width, 3.0)
         scales = {"keys": powers(-1, 38), "dr": signed()}
-        with style.context():
-            self._maps = Maps(
-                self.canvas,
-                {name: Map(title, scales[name], across=True) for name, title in words["maps"].items()},
-                left=left, top=0.34, size=(width - left - 0.12, down), gap=0.32, rows=words["channel"],
-                columns=words["token"], stacked=True,
-            )  # fmt: skip
-            hatched = style.non_finite_handles()
-            self.canvas.figure.legend(handles=hatched, loc="upper right", ncols=2, borderaxespad=0.2)
+        self._maps = Maps(
+            self.canvas,
+            {name: Map(title, scales[name], across=True) for name, title in self.words["maps"].items()},
+            left=left, top=0.34, size=(width - left - 0.12, down), gap=0.32, rows=self.words["channel"],
+            columns=self.words["token"], stacked=True,
+        )  # fmt: skip
+        hatched = style.non_finite_handles()
+        self.canvas.figure.legend(handles=hatched, loc="upper right", ncols=2, borderaxespad=0.2)
 
     def update(self, shown: OneColumnShown) -> None:
         largest = float(np.abs(shown.true).max())
@@ -70,19 +69,19 @@ class OneColumn(Drawing):
         self._maps.update(shown)
 
     def say(self, shown: OneColumnShown) -> str:
-        words, infinite = WORDS["one_column"], int(np.isinf(shown.keys).any(1).sum())
+        infinite = int(np.isinf(shown.keys).any(1).sum())
         if not infinite:
             exponent = shown.exponents.max()
-            return words.say("fine", w=shown.w, exponent=exponent, largest=np.exp(np.float64(exponent)))
+            return self.words.say("fine", w=shown.w, exponent=exponent, largest=np.exp(np.float64(exponent)))
         share = {name: percent(lost) for name, lost in shown.lost.items()}
         others = [name for name in ("dk", "dw") if shown.lost[name]]
-        lost = words.say("lost", n=infinite, w=shown.w, C=len(shown.keys), dr=share["dr"])
-        shares, o = listed([share[name] for name in others]), words["o"][shown.lost["o"] > 0]
-        return lost + words.say("others", names=listed(others), shares=shares, o=o)
+        lost = self.words.say("lost", n=infinite, w=shown.w, C=len(shown.keys), dr=share["dr"])
+        shares, o = listed([share[name] for name in others]), self.words["o"][shown.lost["o"] > 0]
+        return lost + self.words.say("others", names=listed(others), shares=shares, o=o)
 
     def arithmetic(self, shown: OneColumnShown, cell: Cell) -> str:
         t, c = cell.column, cell.row
         values = {"t": t, "c": c, "made": getattr(shown, cell.map)[t, c]}
         if cell.map == "dr":
-            return WORDS.say("one_column", "dr", true=shown.true[t, c], **values)
-        return WORDS.say("one_column", "keys", k=shown.k[t, c], exponent=shown.exponents[t], **values)
+            return self.words.say("dr", true=shown.true[t, c], **values)
+        return self.words.say("keys", k=shown.k[t, c], exponent=shown.exponents[t], **values)

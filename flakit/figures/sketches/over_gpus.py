@@ -83,25 +83,24 @@ class RanksShown:
         return self.walks * self.each
 
 
-class Ranks(Drawing):
+class Ranks(Drawing, words=WORDS["ranks"]):
     """The share that enters each rank, and the tokens and bytes of a rank."""
 
     def __init__(self, width: float):
-        words, height, side = WORDS["ranks"], 2.9, 2.2
+        height, side = 2.9, 2.2
         self.canvas = Canvas(width, height)
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.62, 0.14, side, side)
-            ax.set(xlabel=words["wrote"], ylabel=words["enters"])
-            self._map = HeatMap(self.canvas, ax, name="ranks")
-            scale = self.canvas.axes(0.62 + side + 0.12, 0.14, 0.13, side)
-            self._map.colorbar(scale, words["left"], ticks=[0, 0.5, 1])
-            left, self._bars = 0.62 + side + 1.15, {}
-            for n, name in enumerate(BARS):
-                ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
-                ax.set_title(words[name], pad=3)
-                ax.set_yticks([])
-                colour = style.BLUE if name == "walks" else style.SKY
-                self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.015)
+        self._ax = ax = self.canvas.axes(0.62, 0.14, side, side)
+        ax.set(xlabel=self.words["wrote"], ylabel=self.words["enters"])
+        self._map = HeatMap(self.canvas, ax, name="ranks")
+        scale = self.canvas.axes(0.62 + side + 0.12, 0.14, 0.13, side)
+        self._map.colorbar(scale, self.words["left"], ticks=[0, 0.5, 1])
+        left, self._bars = 0.62 + side + 1.15, {}
+        for n, name in enumerate(BARS):
+            ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
+            ax.set_title(self.words[name], pad=3)
+            ax.set_yticks([])
+            colour = style.BLUE if name == "walks" else style.SKY
+            self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.015)
 
     def update(self, shown: RanksShown) -> None:
         self._map.update(shown.left, empty=np.isnan(shown.left))
@@ -116,29 +115,29 @@ class Ranks(Drawing):
             self._bars[name].update([value / full], [label])
 
     def say(self, shown: RanksShown) -> str:
-        words, before = WORDS["ranks"], shown.ranks - 1
+        before = shown.ranks - 1
         if shown.ranks == 1:
-            return words.say("alone", tokens=f"{shown.tokens:,}")
-        return words.say(
+            return self.words.say("alone", tokens=f"{shown.tokens:,}")
+        return self.words.say(
             "say", ranks=shown.ranks, tokens=f"{shown.walks:,}", sends=size(shown.sends), holds=size(shown.holds),
-            maps=words.say("one map" if before == 1 else "maps", maps=before),
+            maps=self.words.say("one map" if before == 1 else "maps", maps=before),
         )  # fmt: skip
 
     def arithmetic(self, shown: RanksShown, cell: Cell) -> str:
-        words, row, column = WORDS["ranks"], cell.row, cell.column
+        row, column = cell.row, cell.column
         if cell.map in BARS:
             which = "nothing" if cell.map == "sends" and shown.ranks == 1 else cell.map
             at = {"all": f"{shown.tokens:,}", "ranks": shown.ranks, "tokens": f"{shown.walks:,}", "each": shown.each}
             at |= {"written": size(shown.written), "transition": size(shown.transition)}
-            return words.say("bar", which, **at)
+            return self.words.say("bar", which, **at)
         if row <= column:
             which = "later" if row < column else "own" if row else "first"
-            return words.say("cell", which, row=row, column=column)
+            return self.words.say("cell", which, row=row, column=column)
         if row == column + 1:
-            return words.say("cell", "next", row=row, column=column)
-        between = words.say("between" if row == column + 2 else "between many", first=column + 1, last=row - 1)
+            return self.words.say("cell", "next", row=row, column=column)
+        between = self.words.say("between" if row == column + 2 else "between many", first=column + 1, last=row - 1)
         share = percent(float(shown.left[row, column]))
-        return words.say("cell", "through", row=row, column=column, between=between, share=share)
+        return self.words.say("cell", "through", row=row, column=column, between=between, share=share)
 
 
 def size(count: float) -> str:

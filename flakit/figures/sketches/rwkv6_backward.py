@@ -95,7 +95,7 @@ class WalkShown:
         return self.step >= (t if name == "S" else 2 * len(self.states) - 1 - t)
 
 
-class Walk(Drawing):
+class Walk(Drawing, words=WORDS["walking_back"]):
     """S from left to right, then D from right to left."""
 
     def __init__(self, width: float):
@@ -103,35 +103,34 @@ class Walk(Drawing):
         self._maps: dict[str, list[HeatMap]] = {}
 
     def _first(self, shown: WalkShown) -> None:
-        words, T, gap, left = WORDS["walking_back"], len(shown.states), 0.1, 0.72
+        T, gap, left = len(shown.states), 0.1, 0.72
         size = (self._width - left - 0.12 + gap) / T - gap
         limits = {name: float(np.abs(x).max()) for name, x in self._arrays(shown).items()}
-        with style.context():
-            for name, top in (("S", 0.0), ("D", 1.36)):
-                self.canvas.figure.text(
-                    0.06 / self._width, 1 - (top + 0.12) / self._height, words[name], va="center", fontweight="bold"
+        for name, top in (("S", 0.0), ("D", 1.36)):
+            self.canvas.figure.text(
+                0.06 / self._width, 1 - (top + 0.12) / self._height, self.words[name], va="center", fontweight="bold"
+            )
+            self._maps[name] = []
+            for t in range(T):
+                ax = self.canvas.axes(left + t * (size + gap), top + 0.46, size, 0.62)
+                ax.set_title(f"${name}_{t}$", loc="center", pad=3)
+                ax.set(xticks=[], yticks=[])
+                if t == 0:
+                    ax.set_yticks(range(len(shown.w[0])), [self.words.say("decay", w=short(w)) for w in shown.w[0]])
+                    ax.tick_params(axis="y", length=0, pad=2)
+                heat = HeatMap(
+                    self.canvas, ax, cmap=style.SIGNED, vmin=-limits[name], vmax=limits[name], name=f"{name} {t}"
                 )
-                self._maps[name] = []
-                for t in range(T):
-                    ax = self.canvas.axes(left + t * (size + gap), top + 0.46, size, 0.62)
-                    ax.set_title(f"${name}_{t}$", loc="center", pad=3)
-                    ax.set(xticks=[], yticks=[])
-                    if t == 0:
-                        ax.set_yticks(range(len(shown.w[0])), [words.say("decay", w=short(w)) for w in shown.w[0]])
-                        ax.tick_params(axis="y", length=0, pad=2)
-                    heat = HeatMap(
-                        self.canvas, ax, cmap=style.SIGNED, vmin=-limits[name], vmax=limits[name], name=f"{name} {t}"
-                    )
-                    self._maps[name].append(heat)
-            marks = (("S", shown.writes, words.say("writes", t=shown.writes)),)
-            marks += (("D", shown.reads - 1, words.say("reads", t=shown.reads, before=shown.reads - 1)),)
-            for name, t, text in marks:
-                ax = self._maps[name][t].ax
-                ax.text(0.5, -0.06, text, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
-            frame = Rectangle((0, 0), 1, 1, transform=self.canvas.figure.transFigure, facecolor="none", zorder=8)
-            frame.set(edgecolor=style.BLUE, linewidth=2.6)
-            self.canvas.figure.add_artist(frame)
-            (self._frame,) = self.canvas.moving(frame)
+                self._maps[name].append(heat)
+        marks = (("S", shown.writes, self.words.say("writes", t=shown.writes)),)
+        marks += (("D", shown.reads - 1, self.words.say("reads", t=shown.reads, before=shown.reads - 1)),)
+        for name, t, text in marks:
+            ax = self._maps[name][t].ax
+            ax.text(0.5, -0.06, text, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
+        frame = Rectangle((0, 0), 1, 1, transform=self.canvas.figure.transFigure, facecolor="none", zorder=8)
+        frame.set(edgecolor=style.BLUE, linewidth=2.6)
+        self.canvas.figure.add_artist(frame)
+        (self._frame,) = self.canvas.moving(frame)
 
     @staticmethod
     def _arrays(shown: WalkShown) -> dict[str, np.ndarray]:
@@ -148,33 +147,33 @@ class Walk(Drawing):
         self._frame.set_bounds(box.x0, box.y0, box.width, box.height)
 
     def say(self, shown: WalkShown) -> str:
-        words, (name, t) = WORDS["walking_back"], shown.here
+        (name, t) = shown.here
         values = self._arrays(shown)[name]
         first = shown.writes if name == "S" else shown.reads - 1
         far = t - first if name == "S" else first - t
         if name == "D" and t == len(values) - 1:
-            return words.say("D last", t=t)
+            return self.words.say("D last", t=t)
         if far < 0:
-            return words.say(f"{name} empty", t=t)
+            return self.words.say(f"{name} empty", t=t)
         if far == 0:
-            return words.say(f"{name} first", t=t, next=t + 1)
+            return self.words.say(f"{name} first", t=t, next=t + 1)
         left = np.abs(values[t]).max(1) / np.abs(values[first]).max(1)
-        return words.say(f"{name} fades", t=t, first=first, shares=listed([percent(float(x)) for x in left]))
+        return self.words.say(f"{name} fades", t=t, first=first, shares=listed([percent(float(x)) for x in left]))
 
     def arithmetic(self, shown: WalkShown, cell: Cell) -> str:
-        words, (name, t) = WORDS["walking_back"], cell.map.split()
+        (name, t) = cell.map.split()
         t, row, column = int(t), cell.row, cell.column
         values = self._arrays(shown)[name][:, row, column]
         at = {"t": t, "row": row, "column": column, "value": short(values[t])}
         if not shown.there(name, t):
-            return words.say("not yet", name=name, t=t)
+            return self.words.say("not yet", name=name, t=t)
         if name == "S":
             at |= {"k": short(shown.k[t, row]), "v": short(shown.v[t, column]), "w": short(shown.w[t, row])}
-            return words.say("S sum" if t else "S begin", before=t - 1, old=short(values[t - 1]), **at)
+            return self.words.say("S sum" if t else "S begin", before=t - 1, old=short(values[t - 1]), **at)
         if t == len(values) - 1:
-            return words.say("D begin", **at)
+            return self.words.say("D begin", **at)
         at |= {"r": short(shown.r[t + 1, row]), "do": short(shown.do[t + 1, column]), "w": short(shown.w[t + 1, row])}
-        return words.say("D sum", after=t + 1, old=short(values[t + 1]), **at)
+        return self.words.say("D sum", after=t + 1, old=short(values[t + 1]), **at)
 
 
 @dataclass(frozen=True)
@@ -188,41 +187,40 @@ class GrowthShown:
     end: float
 
 
-class Growth(Drawing):
+class Growth(Drawing, words=WORDS["growth"]):
     """The size of S, D and dw over the tokens, against the end of float32."""
 
     _low, _high = -4.0, 78.0  # ends of the axis, log10: w = 0.8 gives 10^67 after 192 tokens
     _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
 
     def __init__(self, width: float):
-        words, height = WORDS["growth"], 2.75
+        height = 2.75
         self.canvas, self._lines = Canvas(width, height), {}
         legend = 2.2
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
-            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
-            look = {"linewidth": 0, "zorder": 0, "color": style.INF["facecolor"]}
-            self._beyond = ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.get_yaxis_transform(), **look))
-            self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
-            self._end.set_transform(ax.get_yaxis_transform())
-            dashes = {"S": "-", "D": "--", "dw": "-."}
-            for name, dash in dashes.items():
-                look = {"color": style.letter(name), "linestyle": dash}
-                (thin,) = ax.plot([], [], color=look["color"], zorder=3, **self._dotted)
-                (bold,) = ax.plot([], [], **look, linewidth=2.6, zorder=4)
-                self._lines[name] = self.canvas.moving(thin, bold)
-            dots = Line2D([], [], color=style.GREY, **self._dotted)
-            handles = [*(bold for _, bold in self._lines.values()), dots]
-            labels = [*words["names"].values(), words["true"]]
-            place = {"loc": "upper left", "bbox_to_anchor": (1 - (legend + 0.1) / width, 0.95)}
-            self.canvas.figure.legend(handles, labels, handlelength=2.4, **place)
+        self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
+        look = {"linewidth": 0, "zorder": 0, "color": style.INF["facecolor"]}
+        self._beyond = ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.get_yaxis_transform(), **look))
+        self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
+        self._end.set_transform(ax.get_yaxis_transform())
+        dashes = {"S": "-", "D": "--", "dw": "-."}
+        for name, dash in dashes.items():
+            look = {"color": style.letter(name), "linestyle": dash}
+            (thin,) = ax.plot([], [], color=look["color"], zorder=3, **self._dotted)
+            (bold,) = ax.plot([], [], **look, linewidth=2.6, zorder=4)
+            self._lines[name] = self.canvas.moving(thin, bold)
+        dots = Line2D([], [], color=style.GREY, **self._dotted)
+        handles = [*(bold for _, bold in self._lines.values()), dots]
+        labels = [*self.words["names"].values(), self.words["true"]]
+        place = {"loc": "upper left", "bbox_to_anchor": (1 - (legend + 0.1) / width, 0.95)}
+        self.canvas.figure.legend(handles, labels, handlelength=2.4, **place)
 
     def update(self, shown: GrowthShown) -> None:
         T = len(shown.sizes["S"])
         if self.changed():
             self._ax.set_xlim(-0.5, T - 0.5)
             self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
-            self._end.set_text(WORDS.say("growth", "end", end=shown.end))
+            self._end.set_text(self.words.say("end", end=shown.end))
             CellGrid(self.canvas, self._ax, "tokens", 1, T)
         for name, (thin, bold) in self._lines.items():
             with np.errstate(divide="ignore"):
@@ -232,20 +230,20 @@ class Growth(Drawing):
                 line.set_data(range(T), np.where(there, size, np.nan))
 
     def say(self, shown: GrowthShown) -> str:
-        words, T = WORDS["growth"], len(shown.sizes["S"])
-        began = words.say("step", w=shown.w, factor=math.exp(shown.w))
+        T = len(shown.sizes["S"])
+        began = self.words.say("step", w=shown.w, factor=math.exp(shown.w))
         if all(finite.all() for finite in shown.finite.values()):
             largest = max(float(size.max()) for size in shown.sizes.values())
-            return f"{began} {words.say('fine', largest=largest)}"
+            return f"{began} {self.words.say('fine', largest=largest)}"
         lost = {name: np.flatnonzero(~finite) for name, finite in shown.finite.items()}
-        S, D = (words[f"{name} {'lost' if len(lost[name]) else 'kept'}"] for name in ("S", "D"))
+        S, D = (self.words[f"{name} {'lost' if len(lost[name]) else 'kept'}"] for name in ("S", "D"))
         left = T - len(lost["dw"])
-        dw = words.say("dw none" if left == 0 else "dw all" if left == T else "dw some", n=left, T=T)
+        dw = self.words.say("dw none" if left == 0 else "dw all" if left == T else "dw some", n=left, T=T)
         S, D = S.format(t=min(lost["S"], default=0)), D.format(t=max(lost["D"], default=0))
-        return f"{began} {words.say('lost', S=S, D=D, dw=dw)}"
+        return f"{began} {self.words.say('lost', S=S, D=D, dw=dw)}"
 
     def arithmetic(self, shown: GrowthShown, cell: Cell) -> str:
-        words, t, said = WORDS["growth"], cell.column, []
+        t, said = cell.column, []
         for name, sizes in shown.sizes.items():
-            said.append(words.say("size" if shown.finite[name][t] else "beyond", size=sizes[t], name=name))
-        return words.say("token", t=t, sizes=listed(said))
+            said.append(self.words.say("size" if shown.finite[name][t] else "beyond", size=sizes[t], name=name))
+        return self.words.say("token", t=t, sizes=listed(said))

@@ -52,13 +52,13 @@ class ReadingShown:
     output: np.ndarray
 
 
-class Reading(Drawing):
+class Reading(Drawing, words=WORDS["reading"]):
     """A few tokens with two channels: arrows, products, output."""
 
     _reach = {"scores": 2.6, "output": 7.0}  # ends of the axes; the lesson's numbers reach 1.4 and 3.6
 
     def __init__(self, width: float):
-        words, height = WORDS["reading"], 2.6
+        height = 2.6
         self.canvas = Canvas(width, height)
         self._axes, self._bars, self._texts = {}, {}, {}
         plane = 1.72
@@ -68,50 +68,48 @@ class Reading(Drawing):
             "scores": (0.4 + plane + 0.8, 0.55 * rest),
             "output": (width - 0.2 - 0.45 * rest, 0.45 * rest),
         }
-        with style.context():
-            for name, (left, across) in boxes.items():
-                ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, plane / height))
-                ax.set_title(words[name])
-                self._axes[name] = ax
-            ax = self._axes["plane"]
-            ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
-            ax.axhline(0, color=style.EMPTY, zorder=0)
-            ax.axvline(0, color=style.EMPTY, zorder=0)
+        for name, (left, across) in boxes.items():
+            ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, plane / height))
+            ax.set_title(self.words[name])
+            self._axes[name] = ax
+        ax = self._axes["plane"]
+        ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+        ax.axhline(0, color=style.EMPTY, zorder=0)
+        ax.axvline(0, color=style.EMPTY, zorder=0)
         self._keys = None
 
     def _first(self, shown: ReadingShown) -> None:
         """Draw the keys and the bars."""
-        words, T = WORDS["reading"], len(shown.keys)
+        T = len(shown.keys)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
         wide = arrow | {"mutation_scale": 22, "linewidth": 5}  # visible on both sides of a parallel query
-        with style.context():
-            ax = self._axes["plane"]
-            for n, key in enumerate(shown.keys):
-                look = style.LINES[n]["color"]
-                ax.annotate("", key, (0, 0), arrowprops=wide | {"color": look})
-                ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
-            (self._query,) = self.canvas.moving(
-                ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | {"color": style.BLACK, "linewidth": 1.8}, zorder=5)
-            )
-            (self._name,) = self.canvas.moving(
-                ax.text(0, 0, words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
-            )
-            rows = {
-                "scores": [words.say("token", n=n) for n in range(T)],
-                "output": [words.say("channel", n=n) for n in (0, 1)],
-            }
-            for name, labels in rows.items():
-                ax = self._axes[name]
-                colours = [style.LINES[n]["color"] if name == "scores" else style.GREY for n in range(len(labels))]
-                bars = ax.barh(range(len(labels)), [0.0] * len(labels), height=0.6, color=colours)
-                ax.set_yticks(range(len(labels)), labels)
-                ax.tick_params(axis="y", length=0)
-                reach = self._reach[name]
-                ax.set(xlim=(-reach, reach), ylim=(len(labels) - 0.5, -0.5), xticks=(-reach // 2 + 1, 0, reach // 2))
-                ax.axvline(0, color=style.BLACK, linewidth=0.8)
-                texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
-                self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
-                CellGrid(self.canvas, ax, name, len(labels), 1)
+        ax = self._axes["plane"]
+        for n, key in enumerate(shown.keys):
+            look = style.LINES[n]["color"]
+            ax.annotate("", key, (0, 0), arrowprops=wide | {"color": look})
+            ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
+        (self._query,) = self.canvas.moving(
+            ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | {"color": style.BLACK, "linewidth": 1.8}, zorder=5)
+        )
+        (self._name,) = self.canvas.moving(
+            ax.text(0, 0, self.words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
+        )
+        rows = {
+            "scores": [self.words.say("token", n=n) for n in range(T)],
+            "output": [self.words.say("channel", n=n) for n in (0, 1)],
+        }
+        for name, labels in rows.items():
+            ax = self._axes[name]
+            colours = [style.LINES[n]["color"] if name == "scores" else style.GREY for n in range(len(labels))]
+            bars = ax.barh(range(len(labels)), [0.0] * len(labels), height=0.6, color=colours)
+            ax.set_yticks(range(len(labels)), labels)
+            ax.tick_params(axis="y", length=0)
+            reach = self._reach[name]
+            ax.set(xlim=(-reach, reach), ylim=(len(labels) - 0.5, -0.5), xticks=(-reach // 2 + 1, 0, reach // 2))
+            ax.axvline(0, color=style.BLACK, linewidth=0.8)
+            texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
+            self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
+            CellGrid(self.canvas, ax, name, len(labels), 1)
         self._keys = shown.keys
 
     def update(self, shown: ReadingShown) -> None:
@@ -127,18 +125,18 @@ class Reading(Drawing):
                 text.set(x=value + away, text=short(value), ha="left" if value >= 0 else "right")
 
     def say(self, shown: ReadingShown) -> str:
-        return WORDS.say(
-            "reading", "say", x=short(shown.query[0]), y=short(shown.query[1]),
+        return self.words.say(
+            "say", x=short(shown.query[0]), y=short(shown.query[1]),
             scores=listed([short(x) for x in shown.scores]), o0=short(shown.output[0]), o1=short(shown.output[1]),
         )  # fmt: skip
 
     def arithmetic(self, shown: ReadingShown, cell: Cell) -> str:
-        words, n = WORDS["reading"], cell.row
+        n = cell.row
         if cell.map == "scores":
             (x, y), (k0, k1) = map(short, shown.query), map(short, shown.keys[n])
-            return words.say("score", n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
+            return self.words.say("score", n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
         terms = " + ".join(f"{short(a)} · {short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
-        return words.say("sum", n=n, terms=terms, o=short(shown.output[n]))
+        return self.words.say("sum", n=n, terms=terms, o=short(shown.output[n]))
 
 
 @dataclass(frozen=True)
@@ -149,29 +147,27 @@ class ForgettingShown:
     left: np.ndarray
 
 
-class Forgetting(Drawing):
+class Forgetting(Drawing, words=WORDS["forgetting"]):
     """The share left of what a token wrote, over the tokens read since, with a mark at one half."""
 
     def __init__(self, width: float):
-        words, height = WORDS["forgetting"], 2.4
+        height = 2.4
         self.canvas, self._bars = Canvas(width, height), None
-        with style.context():
-            box = (0.65 / width, 0.5 / height, (width - 0.8) / width, (height - 0.65) / height)
-            self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
-            ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
-            (self._mark,) = self.canvas.moving(
-                ax.axvline(0, color=style.BLACK, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
-            )
-            (self._half,) = self.canvas.moving(ax.text(0, 0.93, words["half"], va="center", fontsize=9))
+        box = (0.65 / width, 0.5 / height, (width - 0.8) / width, (height - 0.65) / height)
+        self._ax = ax = self.canvas.figure.add_axes(box)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
+        ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+        (self._mark,) = self.canvas.moving(
+            ax.axvline(0, color=style.BLACK, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
+        )
+        (self._half,) = self.canvas.moving(ax.text(0, 0.93, self.words["half"], va="center", fontsize=9))
 
     def update(self, shown: ForgettingShown) -> None:
         if self._bars is None:
-            with style.context():
-                bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
-                self._bars = self.canvas.moving(*bars)
-                self._ax.set_xlim(0.5, len(shown.left) + 0.5)
-                CellGrid(self.canvas, self._ax, "left", 1, len(shown.left))
+            bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
+            self._bars = self.canvas.moving(*bars)
+            self._ax.set_xlim(0.5, len(shown.left) + 0.5)
+            CellGrid(self.canvas, self._ax, "left", 1, len(shown.left))
         for bar, left in zip(self._bars, shown.left, strict=True):
             bar.set_height(left)
         half = _half_life(shown.w)
@@ -182,16 +178,16 @@ class Forgetting(Drawing):
         self._half.set(x=half + (-0.3 if late else 0.3), ha="right" if late else "left")
 
     def say(self, shown: ForgettingShown) -> str:
-        words, half, one = WORDS["forgetting"], _half_life(shown.w), percent(float(shown.left[0]))
+        half, one = _half_life(shown.w), percent(float(shown.left[0]))
         if shown.w == 0:
-            return words.say("none", last=len(shown.left))
+            return self.words.say("none", last=len(shown.left))
         if shown.w == -math.inf:
-            return words["lost"]
-        return words.say("half-life" if half >= 1 else "quick", w=shown.w, one=one, half=half)
+            return self.words["lost"]
+        return self.words.say("half-life" if half >= 1 else "quick", w=shown.w, one=one, half=half)
 
     def arithmetic(self, shown: ForgettingShown, cell: Cell) -> str:
         n = cell.column + 1
-        return WORDS.say("forgetting", "arithmetic", n=n, w=shown.w, left=shown.left[n - 1])
+        return self.words.say("arithmetic", n=n, w=shown.w, left=shown.left[n - 1])
 
 
 def _half_life(w: float) -> float:

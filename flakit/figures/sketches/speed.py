@@ -98,54 +98,53 @@ class RoofShown:
         return 1e-9 * self.bytes / self.copy_tb_s, 1e-9 * self.operations / self.tflops
 
 
-class Roof(Drawing):
+class Roof(Drawing, words=WORDS["roof"]):
     """The roof with a call below it, and the two times of the call."""
 
     _ENDS = 0.2, 2000.0
 
     def __init__(self, width: float):
-        height, words = 2.6, WORDS["roof"]
+        height = 2.6
         self.canvas = Canvas(width, height)
         right = 3.1 if width > 8 else 2.3
         across = width - 0.7 - right - 0.35
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
-            ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000), xlabel=words["x"], ylabel=words["y"])
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
-            ax.minorticks_off()
-            (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
-            (self._point,) = self.canvas.moving(
-                ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=words["call"])[0]
-            )
-            ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
-            left = width - right + 0.55
-            ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
-            ax.set_title(words["times"], pad=5)
-            ax.set_yticks([0, 1], [words["moving"], words["multiplying"]])
-            ax.tick_params(axis="y", length=0)
-            self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
+        self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
+        ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
+        ax.minorticks_off()
+        (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
+        (self._point,) = self.canvas.moving(
+            ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])[0]
+        )
+        ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
+        left = width - right + 0.55
+        ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
+        ax.set_title(self.words["times"], pad=5)
+        ax.set_yticks([0, 1], [self.words["moving"], self.words["multiplying"]])
+        ax.tick_params(axis="y", length=0)
+        self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
 
     def update(self, shown: RoofShown) -> None:
         if self.changed():
             x = np.array([self._ENDS[0], shown.tflops / shown.copy_tb_s, self._ENDS[1]])
-            with style.context():
-                self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
+            self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
         rate = min(shown.intensity * shown.copy_tb_s, shown.tflops)
         self._point.set_data([shown.intensity], [rate])
         self._drop.set_data([shown.intensity] * 2, [0.3, rate])
         self._bars.update((ms / max(shown.ms) for ms in shown.ms), map(_us, shown.ms))
 
     def say(self, shown: RoofShown) -> str:
-        words, (moving, multiplying) = WORDS["roof"], shown.ms
-        return words.say(
-            "say", call=words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens), K=shown.K,
+        (moving, multiplying) = shown.ms
+        return self.words.say(
+            "say", call=self.words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens), K=shown.K,
             intensity=shown.intensity, moving=_us(moving), multiplying=_us(multiplying),
-            limit=words["memory" if moving > multiplying else "products"],
+            limit=self.words["memory" if moving > multiplying else "products"],
         )  # fmt: skip
 
     def arithmetic(self, shown: RoofShown, cell: Cell) -> str:
-        words, which = WORDS["roof"]["arithmetic"], ("moving", "multiplying")[cell.row]
+        words, which = self.words["arithmetic"], ("moving", "multiplying")[cell.row]
         rate = (shown.copy_tb_s, shown.tflops)[cell.row]
         values = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
         return words.say(which, **values, rate=rate, us=_us(shown.ms[cell.row]))
@@ -168,45 +167,43 @@ class KeptShown:
     copy_tb_s: float
 
 
-class Kept(Drawing):
+class Kept(Drawing, words=WORDS["kept"]):
     """Two times over the chunk size, and those of the chosen size."""
 
     def __init__(self, width: float):
-        height, words = 2.7, WORDS["kept"]
+        height = 2.7
         self.canvas = Canvas(width, height)
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
-            ax.set(xlabel=style.logarithmic(words["x"]), ylabel=words["y"], yscale="log")
-            self._lines = [
-                ax.plot([], [], **look, label=words[name])[0]
-                for name, look in (("states", MOVING), ("pairs", MULTIPLYING))
-            ]
-            (self._dots,) = self.canvas.moving(ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)[0])
-            (self._at,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
-            self.canvas.moving(self._lines[0])
-            (self._floor,) = ax.plot([], [], color=style.BLACK, linewidth=1.2, label=words["floor"])
-            handles, at = [*self._lines, self._floor], (1 - 2.15 / width, 0.97)
-            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=2.6)
+        self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
+        ax.set(xlabel=style.logarithmic(self.words["x"]), ylabel=self.words["y"], yscale="log")
+        self._lines = [
+            ax.plot([], [], **look, label=self.words[name])[0]
+            for name, look in (("states", MOVING), ("pairs", MULTIPLYING))
+        ]
+        (self._dots,) = self.canvas.moving(ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)[0])
+        (self._at,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
+        self.canvas.moving(self._lines[0])
+        (self._floor,) = ax.plot([], [], color=style.BLACK, linewidth=1.2, label=self.words["floor"])
+        handles, at = [*self._lines, self._floor], (1 - 2.15 / width, 0.97)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=2.6)
 
     def update(self, shown: KeptShown) -> None:
         n = len(shown.chunks)
         if self.changed():
-            with style.context():
-                shortest = min(shown.states.min() / 2, shown.pairs.min())
-                self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
-                self._ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in shown.chunks[::2]])
-                self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
-                self._ax.minorticks_off()
-                self._lines[1].set_data(range(n), shown.pairs)
-                self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
-                CellGrid(self.canvas, self._ax, "chunks", 1, n)
+            shortest = min(shown.states.min() / 2, shown.pairs.min())
+            self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
+            self._ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in shown.chunks[::2]])
+            self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
+            self._ax.minorticks_off()
+            self._lines[1].set_data(range(n), shown.pairs)
+            self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
+            CellGrid(self.canvas, self._ax, "chunks", 1, n)
         self._lines[0].set_data(range(n), shown.states)
         self._dots.set_data([shown.at] * 2, [shown.states[shown.at], shown.pairs[shown.at]])
         self._at.set_data([shown.at] * 2, self._ax.get_ylim())
 
     def say(self, shown: KeptShown) -> str:
-        words, n = WORDS["kept"], shown.at
-        return words.say(
+        n = shown.at
+        return self.words.say(
             "every" if shown.chunks[n] == 1 else "say", chunk=shown.chunks[n], itemsize=shown.itemsize,
             size=_size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
             pairs=shown.pairs[n],
@@ -214,8 +211,8 @@ class Kept(Drawing):
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
         n = cell.column
-        return WORDS.say(
-            "kept", "arithmetic", chunk=shown.chunks[n], size=_size(shown.bytes[n]), rate=shown.copy_tb_s,
+        return self.words.say(
+            "arithmetic", chunk=shown.chunks[n], size=_size(shown.bytes[n]), rate=shown.copy_tb_s,
             states=shown.states[n], pairs=shown.pairs[n],
         )  # fmt: skip
 
@@ -246,45 +243,43 @@ class TailShown:
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
-class Tail(Drawing):
+class Tail(Drawing, words=WORDS["tail"]):
     """A map of the chunks of each head, and a bar for each share."""
 
     def __init__(self, width: float):
-        height, words = 2.75, WORDS["tail"]
+        height = 2.75
         self.canvas = Canvas(width, height)
         right = 3.3 if width > 8 else 2.5
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
-            ax.set(xlabel=words["x"], ylabel=words["y"], facecolor=style.FINITE)
-            ax.spines[:].set_visible(True)
-            self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
-            self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
-            handles = [style.swatch(style.BLACK, words["steep"]), style.swatch(style.SKY, words["slow"])]
-            at = (0.5 / width, 1.0)
-            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
-            bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
-            bars.set_yticks(range(4), words["bars"])
-            bars.tick_params(axis="y", length=0)
-            self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
+        self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], facecolor=style.FINITE)
+        ax.spines[:].set_visible(True)
+        self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
+        self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
+        handles = [style.swatch(style.BLACK, self.words["steep"]), style.swatch(style.SKY, self.words["slow"])]
+        at = (0.5 / width, 1.0)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
+        bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
+        bars.set_yticks(range(4), self.words["bars"])
+        bars.tick_params(axis="y", length=0)
+        self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
 
     def update(self, shown: TailShown) -> None:
         heads, chunks = shown.steep.shape
         if self.changed():
-            with style.context():
-                self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
-                self._ax.set_xlabel(WORDS.say("tail", "x", tokens=shown.tokens))
+            self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
+            self._ax.set_xlabel(self.words.say("x", tokens=shown.tokens))
             self.canvas.pointable("chunks", self._ax, heads, chunks)
         self._slow.update(shown.slow)
         self._steep.update(shown.steep)
         self._bars.update(shown.shares, map(_share, shown.shares))
 
     def say(self, shown: TailShown) -> str:
-        words, (_, chunks, heads, slow) = WORDS["tail"], map(_share, shown.shares)
-        way = words.say("head" if shown.by_head else "chunk", slow=slow)
-        return words.say("say", one_in=shown.one_in, chunks=chunks, heads=heads, way=way)
+        (_, chunks, heads, slow) = map(_share, shown.shares)
+        way = self.words.say("head" if shown.by_head else "chunk", slow=slow)
+        return self.words.say("say", one_in=shown.one_in, chunks=chunks, heads=heads, way=way)
 
     def arithmetic(self, shown: TailShown, cell: Cell) -> str:
-        words = WORDS["tail"]["arithmetic"]
+        words = self.words["arithmetic"]
         if cell.map == "chunks":
             at = cell.row, cell.column
             steep, way = (

@@ -40,21 +40,20 @@ class BrokenShown:
     shares: Mapping[str, float]
 
 
-class Broken(Drawing):
+class Broken(Drawing, words=WORDS["broken"]):
     """A gradient beside its true values; the sentence names the broken tensors."""
 
     def __init__(self, width: float):
-        words, left, gap, across = WORDS["broken"], 0.55, 0.15, (width - 0.8) / 2
+        left, gap, across = 0.55, 0.15, (width - 0.8) / 2
         high = min(across, 2.9)
         self.canvas = Canvas(width, high + 1.0)
-        with style.context():
-            self._maps = Maps(
-                self.canvas, {name: Map(words[name], signed(), across=True) for name in ("computed", "true")},
-                left=left, top=0.5, size=(across, high), gap=gap, rows=words["channel"], columns=words["token"],
-            )  # fmt: skip
-            signs = (style.swatch(getattr(style, name.upper()), words[name]) for name in ("negative", "positive"))
-            handles = [*signs, *style.non_finite_handles()[:1]]
-            self.canvas.figure.legend(handles=handles, loc="upper right", borderaxespad=0.2, ncols=3)
+        self._maps = Maps(
+            self.canvas, {name: Map(self.words[name], signed(), across=True) for name in ("computed", "true")},
+            left=left, top=0.5, size=(across, high), gap=gap, rows=self.words["channel"], columns=self.words["token"],
+        )  # fmt: skip
+        signs = (style.swatch(getattr(style, name.upper()), self.words[name]) for name in ("negative", "positive"))
+        handles = [*signs, *style.non_finite_handles()[:1]]
+        self.canvas.figure.legend(handles=handles, loc="upper right", borderaxespad=0.2, ncols=3)
 
     def update(self, shown: BrokenShown) -> None:
         largest = float(np.abs(shown.true).max())
@@ -63,16 +62,18 @@ class Broken(Drawing):
         self._maps.update(shown)
 
     def say(self, shown: BrokenShown) -> str:
-        words, decay = WORDS["broken"], shown.decay
+        decay = shown.decay
         bad = [name for name, share in shown.shares.items() if share]
         good = [name for name in shown.shares if name not in bad]
         if not bad:
-            return words.say("fine", decay=decay, names=listed([name for name in good if name != "o"]))
-        sentence = words.say("some", decay=decay, bad=listed(bad), are=verb(bad), good=listed(good), still=verb(good))
-        return f"{sentence}\n" + words.say(
+            return self.words.say("fine", decay=decay, names=listed([name for name in good if name != "o"]))
+        sentence = self.words.say(
+            "some", decay=decay, bad=listed(bad), are=verb(bad), good=listed(good), still=verb(good)
+        )
+        return f"{sentence}\n" + self.words.say(
             "share", share=percent(float((~np.isfinite(shown.computed)).mean())), largest=np.abs(shown.true).max()
         )
 
     def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
         t, c = cell.column, cell.row
-        return WORDS.say("broken", "arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])
+        return self.words.say("arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])

@@ -76,34 +76,32 @@ class SwapsShown:
     orders: np.ndarray
 
 
-class Swaps(Drawing):
+class Swaps(Drawing, words=WORDS["swaps"]):
     """Three things that change places, as lines."""
 
     def __init__(self, width: float):
-        words, height = WORDS["swaps"], 2.1
+        height = 2.1
         self.canvas, self._lines = Canvas(width, height), None
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
-            ax.spines["left"].set_visible(False)
-            ax.set(xlabel=words["x"], ylim=(2.35, -0.35))
-            ax.set_yticks(range(3), words["places"])
-            ax.tick_params(axis="y", length=0)
+        self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
+        ax.spines["left"].set_visible(False)
+        ax.set(xlabel=self.words["x"], ylim=(2.35, -0.35))
+        ax.set_yticks(range(3), self.words["places"])
+        ax.tick_params(axis="y", length=0)
 
     def _first(self, shown: SwapsShown) -> None:
-        words, N, ax = WORDS["swaps"], len(shown.moves), self._ax
-        with style.context():
-            ax.set(xlim=(-0.1, N + 0.1), xticks=range(N + 1))
-            self._lines, self._ends = [], []
-            for thing, look in zip(range(3), style.LINES, strict=False):
-                places = (shown.orders == thing).argmax(1)
-                ax.plot(range(N + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
-                (line,) = ax.plot([], [], **look | {"linewidth": 3}, zorder=3)
-                name = ax.text(0, 0, words["things"][thing], ha="left", va="center", fontsize=11, fontweight="bold")
-                name.set(color=look["color"], zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-                self._lines.append((line, places))
-                self._ends.append(name)
-            self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
-            CellGrid(self.canvas, ax, "places", 3, N + 1)
+        N, ax = len(shown.moves), self._ax
+        ax.set(xlim=(-0.1, N + 0.1), xticks=range(N + 1))
+        self._lines, self._ends = [], []
+        for thing, look in zip(range(3), style.LINES, strict=False):
+            places = (shown.orders == thing).argmax(1)
+            ax.plot(range(N + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
+            (line,) = ax.plot([], [], **look | {"linewidth": 3}, zorder=3)
+            name = ax.text(0, 0, self.words["things"][thing], ha="left", va="center", fontsize=11, fontweight="bold")
+            name.set(color=look["color"], zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+            self._lines.append((line, places))
+            self._ends.append(name)
+        self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
+        CellGrid(self.canvas, ax, "places", 3, N + 1)
 
     def update(self, shown: SwapsShown) -> None:
         if self._lines is None:
@@ -113,16 +111,16 @@ class Swaps(Drawing):
             name.set_position((shown.t + 0.12, places[shown.t]))
 
     def say(self, shown: SwapsShown) -> str:
-        words, order = WORDS["swaps"], _listed(shown.orders[shown.t])
+        order = _listed(shown.orders[shown.t])
         if shown.t == 0:
-            return words.say("begin", order=order)
-        a, b = (words["places"][place] for place in shown.moves[shown.t - 1])
-        return words.say("say", t=shown.t, swap=words.say("swap", a=a, b=b), order=order, all=6)
+            return self.words.say("begin", order=order)
+        a, b = (self.words["places"][place] for place in shown.moves[shown.t - 1])
+        return self.words.say("say", t=shown.t, swap=self.words.say("swap", a=a, b=b), order=order, all=6)
 
     def arithmetic(self, shown: SwapsShown, cell: Cell) -> str:
-        words, t = WORDS["swaps"], cell.column
-        thing = words["things"][shown.orders[t, cell.row]]
-        return words.say("arithmetic" if t else "first", t=t, thing=thing, place=words["places"][cell.row])
+        t = cell.column
+        thing = self.words["things"][shown.orders[t, cell.row]]
+        return self.words.say("arithmetic" if t else "first", t=t, thing=thing, place=self.words["places"][cell.row])
 
 
 @dataclass(frozen=True)
@@ -140,48 +138,46 @@ class MirrorShown:
         return float(self.kappa @ self.after / (self.kappa @ self.before))
 
 
-class Mirror(Drawing):
+class Mirror(Drawing, words=WORDS["mirror"]):
     """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
 
     def __init__(self, width: float):
-        words, height = WORDS["mirror"], 2.9
+        height = 2.9
         self.canvas, self._arrows = Canvas(width, height), None
         side = height - 0.75
-        with style.context():
-            self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
-            ax.set(title=words["plane"], xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xlabel=say("row 0"), ylabel=say("row 1"))
-            ax.set(xticks=(0, 1), yticks=(0, 1))
-            ax.axhline(0, color=style.EMPTY, zorder=0)
-            ax.axvline(0, color=style.EMPTY, zorder=0)
-            left = 0.55 + 1.2 * side + 0.5
-            self._scale = ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
-            ax.set_title(words["scale"], pad=18)
-            ax.set(xlim=(1.12, -1.12), ylim=(-0.5, 0.5), yticks=[])
-            ax.set_xticks([1, 0, -1], [words[name] for name in ("kept", "forgotten", "turned")])
-            for label, side_ in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
-                label.set(ha=side_, multialignment=side_)
-            ax.spines[["left", "bottom"]].set_visible(False)
-            ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
-            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
-            CellGrid(self.canvas, ax, "factor", 1, 1)
+        self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
+        ax.set(title=self.words["plane"], xlabel=say("row 0"), ylabel=say("row 1"))
+        ax.set(xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xticks=(0, 1), yticks=(0, 1))
+        ax.axhline(0, color=style.EMPTY, zorder=0)
+        ax.axvline(0, color=style.EMPTY, zorder=0)
+        left = 0.55 + 1.2 * side + 0.5
+        self._scale = ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
+        ax.set_title(self.words["scale"], pad=18)
+        ax.set(xlim=(1.12, -1.12), ylim=(-0.5, 0.5), yticks=[])
+        ax.set_xticks([1, 0, -1], [self.words[name] for name in ("kept", "forgotten", "turned")])
+        for label, side_ in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
+            label.set(ha=side_, multialignment=side_)
+        ax.spines[["left", "bottom"]].set_visible(False)
+        ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
+        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
+        CellGrid(self.canvas, ax, "factor", 1, 1)
 
     def _first(self, shown: MirrorShown) -> None:
-        ax, words = self._plane, WORDS["mirror"]
+        ax = self._plane
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 14}
-        with style.context():
-            x, y = 3 * shown.kappa
-            ax.plot([-x, x], [-y, y], color=style.GREY, linestyle=(0, (3, 2)), linewidth=1.4, zorder=1)
-            ax.text(shown.kappa[0] + 0.08, shown.kappa[1] + 0.08, "κ", ha="center", fontsize=11, color=style.GREY)
-            ax.annotate("", shown.before, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
-            x, y = shown.before + (0.08, -0.16)
-            ax.text(x, y, words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
-            look = {"color": style.PURPLE, "linewidth": 2.6}
-            self._arrows = self.canvas.moving(
-                ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
-                ax.text(0, 0, words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
-                *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
-            )
-            CellGrid(self.canvas, ax, "plane", 1, 2)
+        x, y = 3 * shown.kappa
+        ax.plot([-x, x], [-y, y], color=style.GREY, linestyle=(0, (3, 2)), linewidth=1.4, zorder=1)
+        ax.text(shown.kappa[0] + 0.08, shown.kappa[1] + 0.08, "κ", ha="center", fontsize=11, color=style.GREY)
+        ax.annotate("", shown.before, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
+        x, y = shown.before + (0.08, -0.16)
+        ax.text(x, y, self.words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
+        look = {"color": style.PURPLE, "linewidth": 2.6}
+        self._arrows = self.canvas.moving(
+            ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
+            ax.text(0, 0, self.words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
+            *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
+        )
+        CellGrid(self.canvas, ax, "plane", 1, 2)
 
     def update(self, shown: MirrorShown) -> None:
         if self._arrows is None:
@@ -193,19 +189,19 @@ class Mirror(Drawing):
         self._here.set_data([shown.factor], [0])
 
     def say(self, shown: MirrorShown) -> str:
-        words, factor = WORDS["mirror"], round(shown.factor, 6)
+        factor = round(shown.factor, 6)
         if factor in (1, 0, -1):
             what = {1: "kept", 0: "forgotten", -1: "turned"}[factor]
         else:
             what = "fades" if factor > 0 else "fades round"
-        return words.say("say", alpha=short(shown.alpha), factor=short(factor), what=words["what"][what])
+        return self.words.say("say", alpha=short(shown.alpha), factor=short(factor), what=self.words["what"][what])
 
     def arithmetic(self, shown: MirrorShown, cell: Cell) -> str:
-        words, alpha = WORDS["mirror"], short(shown.alpha)
+        alpha = short(shown.alpha)
         if cell.map == "factor":
-            return words.say("factor is", alpha=alpha, factor=short(shown.factor))
+            return self.words.say("factor is", alpha=alpha, factor=short(shown.factor))
         x, y = (short(each) for each in (shown.before, shown.after)[cell.column])
-        return words.say("before is" if cell.column == 0 else "after is", x=x, y=y, alpha=alpha)
+        return self.words.say("before is" if cell.column == 0 else "after is", x=x, y=y, alpha=alpha)
 
 
 @dataclass(frozen=True)
@@ -217,49 +213,47 @@ class AgainShown:
     left: np.ndarray
 
 
-class Again(Drawing):
+class Again(Drawing, words=WORDS["again"]):
     """The size of what is left after each reading, its sign as a colour."""
 
     _LOW, _HIGH = 1e-4, 1e4
 
     def __init__(self, width: float):
-        words, height = WORDS["again"], 2.5
+        height = 2.5
         self.canvas = Canvas(width, height)
-        with style.context():
-            self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
-            ax.set(xlabel=words["x"], ylabel=words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
-            ax.set_yticks([1e-4, 1e-2, 1, 1e2, 1e4])
-            ax.minorticks_off()
-            ax.axhline(1, **style.LAW, zorder=4)
-            self._same = Bars(self.canvas, ax, facecolor=style.BLUE)
-            self._turned = Bars(self.canvas, ax, facecolor=style.PURPLE)
-            handles = [style.swatch(style.BLUE, words["same"]), style.swatch(style.PURPLE, words["turned"])]
-            self.canvas.figure.legend(
-                handles=handles, loc="upper left", bbox_to_anchor=(1 - 1.55 / width, 0.95), handlelength=1.4
-            )
+        self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
+        ax.set_yticks([1e-4, 1e-2, 1, 1e2, 1e4])
+        ax.minorticks_off()
+        ax.axhline(1, **style.LAW, zorder=4)
+        self._same = Bars(self.canvas, ax, facecolor=style.BLUE)
+        self._turned = Bars(self.canvas, ax, facecolor=style.PURPLE)
+        handles = [style.swatch(style.BLUE, self.words["same"]), style.swatch(style.PURPLE, self.words["turned"])]
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(1 - 1.55 / width, 0.95), handlelength=1.4
+        )
 
     def update(self, shown: AgainShown) -> None:
         if self.changed():
-            with style.context():
-                N = len(shown.left)
-                self._ax.set(xlim=(-0.6, N - 0.4))
-                self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
-                CellGrid(self.canvas, self._ax, "left", 1, N)
+            N = len(shown.left)
+            self._ax.set(xlim=(-0.6, N - 0.4))
+            self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
+            CellGrid(self.canvas, self._ax, "left", 1, N)
         sizes = np.clip(np.abs(shown.left), self._LOW, self._HIGH)
         for bars, mask in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
             bars.update(np.where(mask, sizes, np.nan), begin=self._LOW)
 
     def say(self, shown: AgainShown) -> str:
-        words, last = WORDS["again"], abs(float(shown.left[-1]))
+        last = abs(float(shown.left[-1]))
         if abs(last - 1) < 0.02:
-            left = words["held"]
+            left = self.words["held"]
         else:
-            left = words.say("grown", size=last) if last > 1 else words.say("faded", size=percent(last))
-        return words.say("say", w=shown.w, alpha=shown.alpha, factor=shown.left[0], n=len(shown.left), left=left)
+            left = self.words.say("grown", size=last) if last > 1 else self.words.say("faded", size=percent(last))
+        return self.words.say("say", w=shown.w, alpha=shown.alpha, factor=shown.left[0], n=len(shown.left), left=left)
 
     def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
         n = cell.column + 1
-        return WORDS.say(
-            "again", "arithmetic", n=n, kept=np.exp(shown.w), alpha=shown.alpha, factor=shown.left[0],
+        return self.words.say(
+            "arithmetic", n=n, kept=np.exp(shown.w), alpha=shown.alpha, factor=shown.left[0],
             left=shown.left[n - 1],
         )  # fmt: skip

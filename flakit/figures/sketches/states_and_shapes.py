@@ -54,32 +54,30 @@ class PiecesShown:
     worst: float
 
 
-class Pieces(Drawing):
+class Pieces(Drawing, words=WORDS["pieces"]):
     """Errors of the outputs and of a gradient along a sequence in two pieces."""
 
     def __init__(self, width: float):
-        words, height, left = WORDS["pieces"], 2.95, 0.85
+        height, left = 2.95, 0.85
         self.canvas, self._axes, self._lines = Canvas(width, height), {}, {}
-        with style.context():
-            for n, name in enumerate(("o", "dv")):
-                ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
-                ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=words[name])
-                ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
-                ax.minorticks_off()
-                ax.tick_params(labelbottom=name == "dv")
-                (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
-                self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
-            ax.set_xlabel(words["token"])
+        for n, name in enumerate(("o", "dv")):
+            ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
+            ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=self.words[name])
+            ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
+            ax.minorticks_off()
+            ax.tick_params(labelbottom=name == "dv")
+            (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
+            self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
+        ax.set_xlabel(self.words["token"])
 
     def _first(self, shown: PiecesShown) -> None:
-        words, T = WORDS["pieces"], len(shown.o)
-        with style.context():
-            for name, ax in self._axes.items():
-                ax.set_xlim(-0.5, T - 0.5)
-                ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
-                CellGrid(self.canvas, ax, name, 1, T)
-            for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
-                self._axes["o"].text(x, 3 * _HIGH, words[part], ha="center", va="bottom", fontsize=10)
+        T = len(shown.o)
+        for name, ax in self._axes.items():
+            ax.set_xlim(-0.5, T - 0.5)
+            ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
+            CellGrid(self.canvas, ax, name, 1, T)
+        for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
+            self._axes["o"].text(x, 3 * _HIGH, self.words[part], ha="center", va="bottom", fontsize=10)
 
     def update(self, shown: PiecesShown) -> None:
         if self.changed():
@@ -89,13 +87,11 @@ class Pieces(Drawing):
             line.set_data(np.arange(len(values)), np.clip(values, _LOW, _HIGH))
 
     def say(self, shown: PiecesShown) -> str:
-        return WORDS.say(
-            "pieces", shown.handed, op=shown.op, worst=error(shown.worst),
+        return self.words.say(
+            shown.handed, op=shown.op, worst=error(shown.worst),
             o=error(shown.o_second) if shown.handed == "detached" else percent(shown.o_second),
             dv=percent(shown.dv_first),
         )  # fmt: skip
 
     def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
-        return WORDS.say(
-            "pieces", "arithmetic", name=cell.map, t=cell.column, off=getattr(shown, cell.map)[cell.column]
-        )
+        return self.words.say("arithmetic", name=cell.map, t=cell.column, off=getattr(shown, cell.map)[cell.column])

@@ -70,40 +70,37 @@ class MeanOfMeansShown:
     right: np.ndarray
 
 
-class MeanOfMeans(Drawing):
+class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
     """The weight of each target if parts of different size count the same."""
 
     def __init__(self, width: float):
         height = 2.3
         self.canvas = Canvas(width, height)
-        words = WORDS["mean_of_means"]
-        with style.context():
-            box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
-            self._ax = ax = self.canvas.figure.add_axes(box)
-            ax.set(xlabel=words["x"], ylabel=words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
-            self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
-            self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
-            handles = [style.swatch(style.BLUE, words["first"]), style.swatch(style.PURPLE, words["second"])]
-            at = (1 - 1.75 / width, 0.95)
-            self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+        box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
+        self._ax = ax = self.canvas.figure.add_axes(box)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
+        self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
+        self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
+        handles = [style.swatch(style.BLUE, self.words["first"]), style.swatch(style.PURPLE, self.words["second"])]
+        at = (1 - 1.75 / width, 0.95)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
 
     def update(self, shown: MeanOfMeansShown) -> None:
         n = len(shown.right)
         if self.changed():
-            with style.context():
-                self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
-                self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
-                self._ax.text(
-                    1.02, shown.right[0], WORDS.say("mean_of_means", "right", n=n), va="center", fontsize=9,
-                    transform=self._ax.get_yaxis_transform(),
-                )  # fmt: skip
-                CellGrid(self.canvas, self._ax, "targets", 1, n)
+            self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
+            self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
+            self._ax.text(
+                1.02, shown.right[0], self.words.say("right", n=n), va="center", fontsize=9,
+                transform=self._ax.get_yaxis_transform(),
+            )  # fmt: skip
+            CellGrid(self.canvas, self._ax, "targets", 1, n)
         first = np.arange(n) < shown.cut
         self._first.update(np.where(first, shown.averaged, np.nan))
         self._second.update(np.where(first, np.nan, shown.averaged))
 
     def say(self, shown: MeanOfMeansShown) -> str:
-        words, n = WORDS["mean_of_means"], len(shown.right)
+        n = len(shown.right)
         values = {
             "first": shown.cut,
             "second": n - shown.cut,
@@ -111,13 +108,13 @@ class MeanOfMeans(Drawing):
             "other": shown.averaged[-1],
             "right": shown.right[0],
         }
-        return words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **values)
+        return self.words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **values)
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
         t, n = cell.column, len(shown.right)
         size = shown.cut if t < shown.cut else n - shown.cut
         weight, right = shown.averaged[t], shown.right[t]
-        return WORDS.say("mean_of_means", "arithmetic", t=t, size=size, weight=weight, n=n, right=right)
+        return self.words.say("arithmetic", t=t, size=size, weight=weight, n=n, right=right)
 
 
 @dataclass(frozen=True)
@@ -129,26 +126,25 @@ class ClippingShown:
     norm: float
 
 
-class Clipping(Drawing):
+class Clipping(Drawing, words=WORDS["clipping"]):
     """Two tables of nine gradients, a number in each cell."""
 
     def __init__(self, width: float):
-        words, height = WORDS["clipping"], 1.9
+        height = 1.9
         self.canvas, self._strips = Canvas(width, height), {}
         side, gap = 1.0, 0.3
         across = min((width - side - gap - 0.15) / 2, 3.6)
-        with style.context():
-            for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
-                ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
-                ax.set(title=words[name], xticks=[])
-                ax.set_yticks(range(3), [words.say("parameter", n=row) for row in range(3)] if n == 0 else [""] * 3)
-                ax.tick_params(axis="y", length=0)
-                self._strips[name] = Strip(
-                    self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
-                )
-            self.canvas.figure.legend(
-                handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.1, fontsize=8.5
+        for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
+            ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
+            ax.set(title=self.words[name], xticks=[])
+            ax.set_yticks(range(3), [self.words.say("parameter", n=row) for row in range(3)] if n == 0 else [""] * 3)
+            ax.tick_params(axis="y", length=0)
+            self._strips[name] = Strip(
+                self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
             )
+        self.canvas.figure.legend(
+            handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.1, fontsize=8.5
+        )
 
     def update(self, shown: ClippingShown) -> None:
         for name, strip in self._strips.items():
@@ -156,16 +152,15 @@ class Clipping(Drawing):
             strip.update(values, [[number(x, 3) for x in row] for row in values])
 
     def say(self, shown: ClippingShown) -> str:
-        words = WORDS["clipping"]
         if math.isnan(shown.norm):
-            return words["nan"]
+            return self.words["nan"]
         if math.isinf(shown.norm):
-            return words["zero" if np.isfinite(shown.after).all() else "inf"]
-        return words.say("finite", norm=shown.norm, factor=min(1.0, 1 / shown.norm))
+            return self.words["zero" if np.isfinite(shown.after).all() else "inf"]
+        return self.words.say("finite", norm=shown.norm, factor=min(1.0, 1 / shown.norm))
 
     def arithmetic(self, shown: ClippingShown, cell: Cell) -> str:
         before, after = (x[cell.row, cell.column] for x in (shown.before, shown.after))
-        return WORDS.say("clipping", "arithmetic", p=cell.row, e=cell.column, before=before, after=after)
+        return self.words.say("arithmetic", p=cell.row, e=cell.column, before=before, after=after)
 
 
 @dataclass(frozen=True)
@@ -189,33 +184,31 @@ class FProjShown:
         return int(np.abs(self.stops - self.f).argmin())
 
 
-class FProj(Drawing):
+class FProj(Drawing, words=WORDS["f_proj"]):
     """The exponent over f with its limit, and the gradient that it destroys."""
 
     def __init__(self, width: float):
-        words, height = WORDS["f_proj"], 2.75
+        height = 2.75
         self.canvas = Canvas(width, height)
         left, right, gap = 0.7, 0.12, 0.8
         across = (width - left - right - gap) / 2
-        with style.context():
-            self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
-            ax.set(xlabel=words["x"], ylabel=words["y"])
-            (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
-            at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
-            at.set(title=words["map"], xlabel=words["token"], ylabel=words["slot"])
-            self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
-            self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
+        self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
+        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
+        at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
+        at.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["slot"])
+        self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
+        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
 
     def _first(self, shown: FProjShown) -> None:
         """Draw what does not depend on f."""
-        words, ax = WORDS["f_proj"], self._ax
-        with style.context():
-            ax.plot(shown.stops, shown.exponents, **style.LINES[0])
-            ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
-            ax.axhline(shown.limit, **style.LAW)
-            ax.text(0, shown.limit, words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
-            ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
-            ax.text(shown.clamp, 3, words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
+        ax = self._ax
+        ax.plot(shown.stops, shown.exponents, **style.LINES[0])
+        ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
+        ax.axhline(shown.limit, **style.LAW)
+        ax.text(0, shown.limit, self.words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
+        ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        ax.text(shown.clamp, 3, self.words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
 
     def update(self, shown: FProjShown) -> None:
         if self.changed():
@@ -229,19 +222,20 @@ class FProj(Drawing):
     def say(self, shown: FProjShown) -> str:
         exponent = float(shown.exponents[shown.at])
         bad = ~np.isfinite(shown.computed).all(1)
-        return WORDS.say(
-            "f_proj", "lost" if bad.any() else "fine", f=shown.f, g=shown.gates[shown.at], tokens=shown.tokens,
+        return self.words.say(
+            "lost" if bad.any() else "fine", f=shown.f, g=shown.gates[shown.at], tokens=shown.tokens,
             exponent=exponent, limit=f"{shown.limit:.2f}", lost=int(bad.sum()), all=len(bad),
             output=say("finite") if shown.output_finite else say("lost, too"),
         )  # fmt: skip
 
     def arithmetic(self, shown: FProjShown, cell: Cell) -> str:
-        words = WORDS["f_proj"]
         if cell.map == "ds":
             m, t = cell.row, cell.column
-            return words.say("element", t=t, m=m, computed=shown.computed[t, m], true=shown.true[t, m])
+            return self.words.say("element", t=t, m=m, computed=shown.computed[t, m], true=shown.true[t, m])
         n = cell.column
         exponent = float(shown.exponents[n])
         size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
         size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
-        return words.say("curve", f=shown.stops[n], tokens=shown.tokens, g=shown.gates[n], exponent=exponent, size=size)
+        return self.words.say(
+            "curve", f=shown.stops[n], tokens=shown.tokens, g=shown.gates[n], exponent=exponent, size=size
+        )

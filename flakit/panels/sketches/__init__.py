@@ -3,7 +3,7 @@
 import functools
 
 from ...figures.canvas import Cell
-from ...language import say, speaking
+from ...language import speaking
 from ..base import Panel
 from ..shared import literal
 from . import (
@@ -60,7 +60,7 @@ class SketchPanel(Panel):
         self.main, self.presets = self.on_view[0], self.sketch.presets
         self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
         controls = {knob: make() for knob, make in self.sketch.knobs.items()}
-        super().__init__(controls, settings, alt=say(self.sketch.alt))
+        super().__init__(controls, settings, alt=self.sketch.picture.words["alt"])
 
     def compute(self, **setting):
         return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.random})

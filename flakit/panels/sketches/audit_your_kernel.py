@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from ...figures.sketches.audit_your_kernel import WORDS, Budget, BudgetShown, fault_words
+from ...figures.sketches.audit_your_kernel import Budget, BudgetShown, fault_words
 from ...instruments.examiner import Examiner
 from ...instruments.finding import findings
 from ...instruments.subject import Subject
@@ -46,7 +46,6 @@ SKETCHES = {
         },
         _budget,
         Budget,
-        WORDS.english["budget"]["alt"],
         {"rounding": {"fault": 0.0}, "seen": {"fault": 1e-4, "dtype": "float32"}},
         """import flakit
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6

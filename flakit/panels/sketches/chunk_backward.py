@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from ...figures.sketches.chunk_backward import WORDS, Passing, PassingShown
+from ...figures.sketches.chunk_backward import Passing, PassingShown
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ..knobs import integer
@@ -34,7 +34,6 @@ SKETCHES = {
         {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")},
         _passing,
         Passing,
-        WORDS.english["passing"]["alt"],
         {},
         """from flakit.panels import sketch
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ...cases.chunk_vs_recurrent import perturbed
 from ...figures.sketches.chunk_vs_recurrent import (
-    WORDS,
     Amplified,
     AmplifiedShown,
     Measures,
@@ -85,7 +84,6 @@ SKETCHES = {
         {"digits": lambda: knobs.integer(24, 6, 24, "digits kept")},
         _two_forms,
         TwoForms,
-        WORDS.english["two_forms"]["alt"],
         {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}},
         """import flakit
 from flakit.numerics.errors import relative_l2
@@ -104,7 +102,6 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
         {"wrong": lambda: knobs.choice("inputs", _WRONG, "wrong is")},
         _measures,
         Measures,
-        WORDS.english["measures"]["alt"],
         {},
         """import numpy as np
 from flakit.panels import sketch
@@ -119,7 +116,6 @@ print(shown.errors)
         {"w": lambda: knobs.steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")},
         _amplified,
         Amplified,
-        WORDS.english["amplified"]["alt"],
         {"a decay": {"w": -0.1}, "w = 0": {"w": 0.0}, "w above 0": {"w": 0.1}},
         """import flakit
 from flakit.cases.chunk_vs_recurrent import perturbed

@@ -3,7 +3,7 @@
 import torch
 
 from ...cases.anchor import Scheme, exponents, tiles
-from ...figures.sketches.chunking import KINDS, WORDS, Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
+from ...figures.sketches.chunking import KINDS, Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
 from ...numerics.inputs import inputs
 from ...ops.common.decay import level_blocks
 from ...ops.rwkv6 import fused_recurrent_rwkv6
@@ -67,7 +67,6 @@ SKETCHES = {
         {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")},
         _chunks,
         Chunks,
-        WORDS.english["chunks"]["alt"],
         {"token by token": {"chunk": 1}, "chunks of 8": {"chunk": 8}, "one chunk": {"chunk": _T}},
         """import torch
 from flakit import fused_recurrent_rwkv6
@@ -82,7 +81,6 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
         {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")},
         _split,
         Split,
-        WORDS.english["split"]["alt"],
         {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}},
         """import torch
 from flakit.ops.common.decay import sum_before
@@ -99,7 +97,6 @@ print("largest weight", (read @ key.T).tril(-1).max().item())
         {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")},
         _ways,
         Ways,
-        WORDS.english["ways"]["alt"],
         {way: {"way": way} for way in WAYS},
         """from flakit.panels import sketch
 

@@ -7,7 +7,7 @@ import torch
 
 from ...cases import anchor as case
 from ...cases.laws import LN_MAX
-from ...figures.sketches.decay_blowup import WORDS, Counting, CountingShown, Ends, EndsShown, Fatal, FatalShown
+from ...figures.sketches.decay_blowup import Counting, CountingShown, Ends, EndsShown, Fatal, FatalShown
 from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import sum_before
@@ -67,7 +67,6 @@ SKETCHES = {
         {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)},
         _ends,
         Ends,
-        WORDS.english["ends"]["alt"],
         {"float32 ends": {"exponent": 88.73}, "float16 ends": {"exponent": 11.1}, "too small": {"exponent": -104}},
         """import torch
 
@@ -80,7 +79,6 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")},
         _counting,
         Counting,
-        WORDS.english["counting"]["alt"],
         {},
         """import torch
 
@@ -96,7 +94,6 @@ print("of the keys", (n - gi).tolist())
         {"anchor": lambda: integer(1, -3, 9, "anchor p +")},
         _fatal,
         Fatal,
-        WORDS.english["fatal"]["alt"],
         {},
         """from dataclasses import replace
 

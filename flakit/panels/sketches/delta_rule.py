@@ -2,7 +2,7 @@
 
 import torch
 
-from ...figures.sketches.delta_rule import WORDS, Editing, EditingShown, Revisions, RevisionsShown
+from ...figures.sketches.delta_rule import Editing, EditingShown, Revisions, RevisionsShown
 from ...ops.rwkv7 import fused_recurrent_rwkv7, reference
 from .. import knobs
 from .sketch import Sketch
@@ -40,7 +40,6 @@ SKETCHES = {
         {"alpha": _alpha},
         _editing,
         Editing,
-        WORDS.english["editing"]["alt"],
         {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
         """import torch
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
@@ -55,7 +54,6 @@ print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
         {"alpha": _alpha},
         _revisions,
         Revisions,
-        WORDS.english["revisions"]["alt"],
         {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
         """import torch
 from flakit import fused_recurrent_rwkv7

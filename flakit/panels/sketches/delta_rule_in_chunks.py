@@ -3,7 +3,7 @@
 import functools
 
 from ...cases import inverse
-from ...figures.sketches.delta_rule_in_chunks import WORDS, Chained, ChainedShown
+from ...figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
 from .. import knobs
 from .sketch import Sketch
 
@@ -26,6 +26,6 @@ print(inverse.invert(L, "substitution", "float64"))
 """
 
 SKETCHES = {
-    name: Sketch({"spread": _spread}, compute, Chained, WORDS.english["chained"]["alt"], PRESETS, SCRIPT)
+    name: Sketch({"spread": _spread}, compute, Chained, PRESETS, SCRIPT)
     for name, compute in (("chained", _chained), ("halved", functools.partial(_chained, halves=True)))
 }

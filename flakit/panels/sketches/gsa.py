@@ -2,7 +2,7 @@
 
 import torch
 
-from ...figures.sketches.gsa import WORDS, SlotGate, SlotGateShown, Slots, SlotsShown
+from ...figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsShown
 from ...ops.gsa import fused_recurrent_gsa, reference
 from ..knobs import DecayKnob, NumberKnob
 from .sketch import Sketch
@@ -46,7 +46,6 @@ SKETCHES = {
         {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)},
         _slots,
         Slots,
-        WORDS.english["slots"]["alt"],
         {"nothing fades": {"gate": 0.0}, "wiped first": {"gate": float("-inf")}},
         """import torch
 from flakit.ops.gsa import reference
@@ -64,7 +63,6 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
         {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)},
         _slot_gate,
         SlotGate,
-        WORDS.english["slot_gate"]["alt"],
         {"fresh": {"f": 0.0}, "drifted": {"f": -20.0}},
         """import torch
 

@@ -1,7 +1,7 @@
 """The one-column sketch of 05_one_infinity."""
 
 from ...cases.infinity import follow
-from ...figures.sketches.one_infinity import WORDS, OneColumn, OneColumnShown
+from ...figures.sketches.one_infinity import OneColumn, OneColumnShown
 from ..knobs import DecayKnob
 from .sketch import Sketch
 
@@ -20,7 +20,6 @@ SKETCHES = {
         {"decay": lambda: DecayKnob(-1.39, "decay", stops=_STOPS, low=-3.0)},
         _one_column,
         OneColumn,
-        WORDS.english["one_column"]["alt"],
         {"fine": {"decay": -1.36}, "one column": {"decay": -1.39}, "o dies too": {"decay": -1.42}},
         f"""from flakit.cases.infinity import follow
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...figures.sketches.over_gpus import WORDS, Ranks, RanksShown
+from ...figures.sketches.over_gpus import Ranks, RanksShown
 from ...numerics import recorded
 from ...numerics.inputs import inputs
 from ...numerics.operators import OPERATORS
@@ -50,7 +50,6 @@ SKETCHES = {
         },
         _ranks,
         Ranks,
-        WORDS.english["ranks"]["alt"],
         {
             "one GPU": {"ranks": 1, "op": "rwkv6"},
             "two": {"ranks": 2, "op": "rwkv6"},

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ...figures.sketches.rwkv6_backward import WORDS, Growth, GrowthShown, Walk, WalkShown
+from ...figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ...ops.rwkv6 import reference
@@ -67,7 +67,6 @@ SKETCHES = {
         {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")},
         _walking_back,
         Walk,
-        WORDS.english["walking_back"]["alt"],
         {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}},
         """from flakit.panels import sketch
 
@@ -80,7 +79,6 @@ for t, (S, D) in enumerate(zip(shown.states, shown.gradients)):
         {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)},
         _growth,
         Growth,
-        WORDS.english["growth"]["alt"],
         {"fades": {"w": -0.1}, "grows": {"w": 0.4}, "overflows": {"w": 0.6}},
         """import torch
 from flakit import inputs

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ...figures.sketches.rwkv6_forward import WORDS, Forgetting, ForgettingShown, Reading, ReadingShown
+from ...figures.sketches.rwkv6_forward import Forgetting, ForgettingShown, Reading, ReadingShown
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import DecayKnob, integer
 from .sketch import Sketch
@@ -41,7 +41,6 @@ SKETCHES = {
         {"direction": lambda: integer(0, 0, 345, "direction", 15)},
         _reading,
         Reading,
-        WORDS.english["reading"]["alt"],
         {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}},
         """import math
 
@@ -58,7 +57,6 @@ print("output", (KEYS @ query) @ VALUES)
         {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)},
         _forgetting,
         Forgetting,
-        WORDS.english["forgetting"]["alt"],
         {"slow": {"w": -0.02}, "quick": {"w": -1.0}},
         """import math
 

@@ -15,7 +15,6 @@ class Sketch:
     knobs: Mapping[str, Callable[[], widgets.Widget]]  # one or two; "play" moves the first
     compute: Callable
     picture: type[Drawing]
-    alt: str
     presets: Mapping[str, Mapping]
     script: str
     random: bool = False  # whether the inputs are random, so that there is a seed

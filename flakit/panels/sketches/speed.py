@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from ...figures.sketches.speed import WORDS, Kept, KeptShown, Roof, RoofShown, Tail, TailShown
+from ...figures.sketches.speed import Kept, KeptShown, Roof, RoofShown, Tail, TailShown
 from ...numerics import recorded
 from ...numerics.work import moved, work
 from ..knobs import choice, steps
@@ -62,7 +62,6 @@ SKETCHES = {
         {"tokens": lambda: steps(1, _TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")},
         _roof,
         Roof,
-        WORDS.english["roof"]["alt"],
         {"one token": {"tokens": 1, "K": 64}, "a text": {"tokens": 4096, "K": 64}, "wide": {"tokens": 4096, "K": 512}},
         """from flakit.numerics import recorded
 from flakit.numerics.work import work
@@ -81,7 +80,6 @@ print("operations per byte", call.intensity, "floor", floor, "ms")
         },
         _kept,
         Kept,
-        WORDS.english["kept"]["alt"],
         {
             "every token": {"chunk": 1, "itemsize": 4},
             "32, float32": {"chunk": 32, "itemsize": 4},
@@ -102,7 +100,6 @@ print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["co
         },
         _tail,
         Tail,
-        WORDS.english["tail"]["alt"],
         {
             "one in a million": {"one_in": 1_000_000, "by": "head"},
             "each chunk": {"one_in": 1_000_000, "by": "chunk"},

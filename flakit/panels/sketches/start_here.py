@@ -1,7 +1,7 @@
 """The sketches of 00_start_here."""
 
 from ...cases import anchor
-from ...figures.sketches.start_here import WORDS, Broken, BrokenShown
+from ...figures.sketches.start_here import Broken, BrokenShown
 from ...numerics.evaluate import truth
 from ...numerics.inputs import inputs
 from ..knobs import DecayKnob
@@ -22,7 +22,6 @@ SKETCHES = {
         {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)},
         _broken,
         Broken,
-        WORDS.english["broken"]["alt"],
         {"fine": {"decay": -1.33}, "broken": {"decay": -1.39}},
         """import flakit
 from flakit.cases import anchor

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from ...figures.sketches.state_tracking import WORDS, Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
+from ...figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
 from ...models.tasks import Permutations
 from ...ops.rwkv7 import fused_recurrent_rwkv7
 from ..knobs import NumberKnob, integer, number
@@ -66,7 +66,6 @@ SKETCHES = {
         {"t": lambda: integer(0, 0, MOVES, "moves")},
         _swaps,
         Swaps,
-        WORDS.english["swaps"]["alt"],
         {"begin": {"t": 0}, "end": {"t": MOVES}},
         f"""import torch
 from flakit.models import Permutations
@@ -79,7 +78,6 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)},
         _mirror,
         Mirror,
-        WORDS.english["mirror"]["alt"],
         {"forgets": {"alpha": 1.0}, "mirrors": {"alpha": 2.0}},
         _SCRIPT.format(
             kappa="torch.tensor([1.0, -1.0]) / 2**0.5",
@@ -97,7 +95,6 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         },
         _again,
         Again,
-        WORDS.english["again"]["alt"],
         {"as published": {"alpha": 0.9}, "keeps its size": {"alpha": TURNS}, "grows": {"alpha": 2.0}},
         _SCRIPT.format(
             kappa="torch.full((4,), 0.5)", w=DECAY, alpha="{alpha}", times=READINGS, state="torch.full((4,), 0.5)"

@@ -2,7 +2,7 @@
 
 import functools
 
-from ...figures.sketches.states_and_shapes import WORDS, Pieces, PiecesShown
+from ...figures.sketches.states_and_shapes import Pieces, PiecesShown
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import evaluate, truth
 from ...numerics.gradients import along_time
@@ -44,7 +44,6 @@ SKETCHES = {
         },
         _pieces,
         Pieces,
-        WORDS.english["pieces"]["alt"],
         {"the state": {"handed": "state"}, "detached": {"handed": "detached"}, "nothing": {"handed": "nothing"}},
         """import flakit
 from flakit.numerics.errors import relative_l2

@@ -7,15 +7,7 @@ import torch.nn.functional as F
 
 from ...cases import gate_drift, padding
 from ...cases.gradient_accumulation import clipped
-from ...figures.sketches.training import (
-    WORDS,
-    Clipping,
-    ClippingShown,
-    FProj,
-    FProjShown,
-    MeanOfMeans,
-    MeanOfMeansShown,
-)
+from ...figures.sketches.training import Clipping, ClippingShown, FProj, FProjShown, MeanOfMeans, MeanOfMeansShown
 from ..knobs import integer, steps
 from .sketch import Sketch
 
@@ -74,7 +66,6 @@ SKETCHES = {
         {"cut": lambda: integer(2, 1, TARGETS - 1, "cut after")},
         _mean_of_means,
         MeanOfMeans,
-        WORDS.english["mean_of_means"]["alt"],
         {"in the middle": {"cut": TARGETS // 2}, "one and the rest": {"cut": 1}},
         f"""import torch
 
@@ -87,7 +78,6 @@ print(torch.autograd.grad(mean_of_means, losses)[0])
         {"bad": lambda: steps("5", _BAD, "gradient")},
         _clipping,
         Clipping,
-        WORDS.english["clipping"]["alt"],
         {"one inf": {"bad": "inf"}, "one NaN": {"bad": "NaN"}},
         """from flakit.cases.gradient_accumulation import clipped
 
@@ -100,7 +90,6 @@ print(after)
         {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")},
         _f_proj,
         FProj,
-        WORDS.english["f_proj"]["alt"],
         {"fine": {"f": -14.7}, "first NaN": {"f": -14.8}, "at the clamp": {"f": -20.0}},
         """import torch
 from flakit.cases import gate_drift, padding
