@@ -1,6 +1,6 @@
 """Notebooks for the site: each lesson run in a kernel, kept until something that it stands on changes, and made a page.
 
-A panel is recorded by `docs.record` in the kernel that shows it. Solutions, which have no panels, and translations are
+A panel is recorded by `docs.frames` in the kernel that shows it. Solutions, which have no panels, and translations are
 shown with the outputs that are stored in them. Pictures become files of their own.
 """
 
@@ -26,15 +26,15 @@ from docs.execute import without_live_parts
 from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
 
 ROOT = Path(__file__).parents[1]
-STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/record.py", "docs/pieces.py")
+STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/frames.py", "docs/pieces.py")
 CELL_TIMEOUT = 600  # seconds: a cell draws every frame of its panel
 AT_A_TIME = 2
 
 RECORD = """
 import sys
 sys.path.insert(0, {root!r})
-from docs import record
-record.install({folder!r}, {stem!r})
+from docs import frames
+frames.install({folder!r}, {stem!r})
 """
 
 

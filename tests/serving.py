@@ -1,4 +1,4 @@
-"""A JupyterLab started by a command as a person gives it: at which address it serves, and its end."""
+"""A JupyterLab that a command starts: the address that it prints, and its end."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ import time
 
 @contextlib.contextmanager
 def serving(command, *, cwd, env, home, seconds=90):
-    """(server, page, token), once it answers; what Jupyter writes goes under `home`."""
+    """Yield (server, page, token or None) once it answers; what Jupyter writes goes under `home`."""
     log = home / "log"
     with log.open("wb") as out:
         lab = subprocess.Popen(
-            [*command],
+            command,
             cwd=cwd,
-            env={**env, "HOME": str(home)},
+            env=env | {"HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -27,14 +27,17 @@ def serving(command, *, cwd, env, home, seconds=90):
         end, address = time.monotonic() + seconds, None
         while not address and time.monotonic() < end and lab.poll() is None:
             time.sleep(0.3)
-            address = re.search(r"(http://127\.0\.0\.1:\d+)(/lab/tree/\S+)\?token=(\w+)", log.read_text())
+            address = re.search(r"(http://127\.0\.0\.1:\d+)(/lab/tree/[^\s?]+)(?:\?token=(\w+))?\s", log.read_text())
         assert address, log.read_text()[-3000:]
         while not _listening(address[1]) and time.monotonic() < end:  # the address is printed a little before
             time.sleep(0.3)
         yield address.groups()
     finally:
         os.killpg(lab.pid, signal.SIGTERM)
-        lab.wait(20)
+        try:
+            lab.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(lab.pid, signal.SIGKILL)
 
 
 def _listening(server):

@@ -31,11 +31,6 @@ def test_without_arguments_it_shows_the_commands():
     assert "doctor" in run().output
 
 
-def test_unknown_command_is_refused():
-    done = run("docter")
-    assert (done.exit_code, "docter" in done.output) == (2, True)
-
-
 @pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
 @pytest.mark.parametrize("level", [doctor.OK, doctor.WARNING, doctor.BROKEN])
 def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch, level, as_json):
@@ -75,27 +70,6 @@ def test_cases_without_knobs_tells_the_story():
     assert done.exit_code == 0 and "told" in done.output and "[2, 100, 4, 64]: misread" in done.output
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["anchr"], "there is none named 'anchr'; did you mean anchor?"),
-        (["anchor", "--ww", "1"], "ww: anchor has no such knob"),
-        (["anchor", "--w", "deep"], "w: expected a number from -1000 to 0, a natural-log decay, got 'deep'"),
-        (["anchor", "--w", "1"], "w: expected a number from -1000 to 0, a natural-log decay, got 1.0"),
-        (["anchor", "--w"], "w: expected a value, got none"),
-        (["anchor", "--w", "--T", "64"], "w: expected a value, got none"),
-        (["anchor", "deep"], "expected knobs like --w -88.8, got 'deep'"),
-        (["all", "--w", "1"], "w: expected the name of one case before its knobs"),
-        (["transposed_mask", "--BK", "12"], "BK: expected 16 or 32 or 64 or 128, got 12"),
-    ],
-    ids=" ".join,
-)
-def test_cases_says_what_is_wrong(words, says):
-    done = run("cases", *words)
-    assert done.exit_code == 2
-    assert says in " ".join(done.stderr.split())
-
-
 def test_cases_all_fails_where_a_law_fails(monkeypatch):
     """Every story in turn, here with made-up rows: the real ones are the tests of the cases."""
     rows = {name: [Row(f"{name}'s number", math.nan, 2.0, 2.0)] for name in registry.CASES}
@@ -115,8 +89,6 @@ def test_diagnose_prints_the_faults_that_fit():
     assert [fit["fault"] for fit in found] == ["precision"] and found[0]["tensors"]["dw"]["kind"] == "wrong"
     none = run("diagnose", "o=ok", "du=inf")
     assert none.exit_code == 1 and "No fault of the casebook does that. Nearest:" in none.output
-    for words, says in ((["dr"], "expected what was seen as dr=nan"), (["dr=bad"], "dr: expected one of ok")):
-        assert run("diagnose", *words).exit_code == 2 and says in run("diagnose", *words).output
 
 
 # --- flakit progress ------------------------------------------------------------------------------------------------
@@ -127,7 +99,7 @@ def test_progress_prints_what_was_right_and_what_comes_next(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     notebooks = tmp_path / "flakit-notebooks"
     notebooks.mkdir()
-    assert "0 of" in run("progress").output and run("progress", "nowhere").exit_code == 2
+    assert "0 of" in run("progress").output
     lesson = progress().lessons[1]
     right = dict.fromkeys(lesson.checks, "2026-01-01")
     (notebooks / "mine.json").write_text(json.dumps({"right": right}))
@@ -227,25 +199,6 @@ def test_headroom_runs_a_checkpoint_and_measures_its_decays(tmp_path):
         assert done.exit_code == 2 and says in " ".join(done.stderr.split()), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["nowhere.pt"], "w: expected a file of decays, there is none at"),
-        (["w.csv"], "w: expected a file .pt, .pth, .safetensors, .npy, got 'w.csv'"),
-        (["w.pt", "--op", "rwkv5"], "op: expected one of rwkv6, rwkv7, gsa, linear_attn, "),
-        (["w.pt", "--layer", "lost"], "--layer: expected one of calm, wild, got 'lost'"),
-        (["one.pt", "--layer", "calm"], "--layer: expected none, since one.pt holds one tensor without a name"),
-        (["w.pt", "--only", "gla"], "only: expected kernels of rwkv6"),
-        (["w.pt", "--dtype", "float8"], "--dtype: expected one of float32, bfloat16, float16, got 'float8'"),
-        (["w.pt", "--chunk", "48"], "chunk: expected a power of two, got 48"),
-    ],
-    ids=" ".join,
-)
-def test_headroom_says_why_it_cannot_run(words, says, stored):
-    done = run("headroom", str(stored.with_name(words[0])), *words[1:])
-    assert done.exit_code == 2 and says in " ".join(done.stderr.split())
-
-
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 
@@ -275,28 +228,6 @@ def test_a_sweep_says_where_something_was_raised_and_goes_on(tmp_path, monkeypat
     assert result.exit_code == 0, result.output
     assert "raised an error in 1 of 3, first at chunk_size=17: chunk_size: expected" in result.output, result.output
     assert ["chunk_size: expected" in line for line in table.read_text().splitlines()] == [False, False, True, False]
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (["rwkv6", "--over", "T"], "--over: expected name=value,value or name=first..last:count, got 'T'"),
-        (["rwkv6", "--over", "T=1..x"], "--over: expected name=first..last:count, got 'T=1..x'"),
-        (["rwkv6", "--over", "decay=-1..1:3"], "expected two numbers of one sign"),
-        (["rwkv6", "--over", "form=chonk"], "form: expected one of chunk, recurrent, got 'chonk'"),
-        (["nowhere.py:f", "--over", "T=4"], "subject: expected a file, nowhere.py does not exist"),
-        (["rwkv6", "--over", "T=4", "--over", "T=8"], "--over: expected T once, got it twice"),
-        (["rwkv6", "--over", "T=4", "--set", "K=4", "--set", "K=8"], "--set: expected K once, got it twice"),
-        (["rwkv6", "--over", "T=4", "--store", "a.csv"], "--store: expected a name ending in .jsonl, or a folder"),
-        (["rwkv6", "--over", "T=4", "--law", "foo"], "--law: expected module:function or file.py:function, got 'foo'"),
-        (["rwkv6", "--over", "T=4", "--csv", "none/a.csv"], "--csv: expected a folder that there is, got none"),
-        (["rwkv6", "--over", "T=4", "--picture", "/"], "--picture: expected a file, / is a folder"),
-    ],
-)
-def test_a_sweep_that_cannot_run_says_why(words, says, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")  # the command would set it for the whole process
-    result = run("sweep", *words)
-    assert result.exit_code == 2 and says in " ".join(result.output.split())
 
 
 # --- speed ----------------------------------------------------------------------------------------------------------
@@ -351,28 +282,6 @@ def test_bench_profiles_kernels(bench, tmp_path):
     assert [row["what"] for row in rows] == ["forward", "forward", "both", "both", "forward", "forward"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["bench", "--only", "rwkv5"], "only: expected words of a case such as"),
-        (["bench", "--json", "times.csv"], "--json: expected a name ending in .json, got times.csv"),
-        (["bench", "--picture", "nowhere/a.png"], "--picture: expected a folder that there is, got nowhere"),
-        (["bench", "--profile", "--picture", "a.png"], "--profile: expected without --picture"),
-        (["bench", "--recorded", "no.json"], "no recording no.json"),
-        (["bench", "--recorded", "no.json", "--only", "gsa"], "--recorded: expected alone or with --picture"),
-        (["bench"], "flakit bench: expected a CUDA GPU, found none"),
-        (["tune"], "flakit tune: expected a CUDA GPU to time kernels on, found none"),
-        (["tune", "--only", "rwkv5"], "only: expected words such as 'rwkv6 16-bit'"),
-        (["tune", "--out", "rows"], "--out: expected a name ending in .json, got rows"),
-    ],
-    ids=" ".join,
-)
-def test_bench_and_tune_say_why_they_cannot_run(words, says, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = run(*words)
-    assert done.exit_code == 2 and says in " ".join(done.stderr.split())
-
-
 def test_tune_writes_its_rows_and_says_where(tmp_path, monkeypatch):
     monkeypatch.setenv("FLAKIT_ROWS", str(tmp_path))
 
@@ -389,3 +298,60 @@ def test_tune_writes_its_rows_and_says_where(tmp_path, monkeypatch):
     done = run("tune", "--only", "scan")
     assert done.exit_code == 2 and "an illegal memory access" in done.stderr
     assert f"1 rows found before stand in {tmp_path / 'sm_89.json'}" in done.stderr
+
+
+# --- what cannot run ------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "docter": "No such command 'docter'",
+    "cases anchr": "there is none named 'anchr'; did you mean anchor?",
+    "cases anchor --ww 1": "ww: anchor has no such knob",
+    "cases anchor --w deep": "w: expected a number from -1000 to 0, a natural-log decay, got 'deep'",
+    "cases anchor --w 1": "w: expected a number from -1000 to 0, a natural-log decay, got 1.0",
+    "cases anchor --w": "w: expected a value, got none",
+    "cases anchor --w --T 64": "w: expected a value, got none",
+    "cases anchor deep": "expected knobs like --w -88.8, got 'deep'",
+    "cases all --w 1": "w: expected the name of one case before its knobs",
+    "cases transposed_mask --BK 12": "BK: expected 16 or 32 or 64 or 128, got 12",
+    "diagnose dr": "expected what was seen as dr=nan",
+    "diagnose dr=bad": "dr: expected one of ok",
+    "progress nowhere": "folder: expected",
+    "headroom nowhere.pt": "w: expected a file of decays, there is none at",
+    "headroom w.csv": "w: expected a file .pt, .pth, .safetensors, .npy, got 'w.csv'",
+    "headroom w.pt --op rwkv5": "op: expected one of rwkv6, rwkv7, gsa, linear_attn, ",
+    "headroom w.pt --layer lost": "--layer: expected one of calm, wild, got 'lost'",
+    "headroom one.pt --layer calm": "--layer: expected none, since one.pt holds one tensor without a name",
+    "headroom w.pt --only gla": "only: expected kernels of rwkv6",
+    "headroom w.pt --dtype float8": "--dtype: expected one of float32, bfloat16, float16, got 'float8'",
+    "headroom w.pt --chunk 48": "chunk: expected a power of two, got 48",
+    "sweep rwkv6 --over T": "--over: expected name=value,value or name=first..last:count, got 'T'",
+    "sweep rwkv6 --over T=1..x": "--over: expected name=first..last:count, got 'T=1..x'",
+    "sweep rwkv6 --over decay=-1..1:3": "expected two numbers of one sign",
+    "sweep rwkv6 --over form=chonk": "form: expected one of chunk, recurrent, got 'chonk'",
+    "sweep nowhere.py:f --over T=4": "subject: expected a file, nowhere.py does not exist",
+    "sweep rwkv6 --over T=4 --over T=8": "--over: expected T once, got it twice",
+    "sweep rwkv6 --over T=4 --set K=4 --set K=8": "--set: expected K once, got it twice",
+    "sweep rwkv6 --over T=4 --store a.csv": "--store: expected a name ending in .jsonl, or a folder",
+    "sweep rwkv6 --over T=4 --law foo": "--law: expected module:function or file.py:function, got 'foo'",
+    "sweep rwkv6 --over T=4 --csv none/a.csv": "--csv: expected a folder that there is, got none",
+    "sweep rwkv6 --over T=4 --picture /": "--picture: expected a file, / is a folder",
+    "bench --only rwkv5": "only: expected words of a case such as",
+    "bench --json times.csv": "--json: expected a name ending in .json, got times.csv",
+    "bench --picture nowhere/a.png": "--picture: expected a folder that there is, got nowhere",
+    "bench --profile --picture a.png": "--profile: expected without --picture",
+    "bench --recorded no.json": "no recording no.json",
+    "bench --recorded no.json --only gsa": "--recorded: expected alone or with --picture",
+    "bench": "flakit bench: expected a CUDA GPU, found none",
+    "tune": "flakit tune: expected a CUDA GPU to time kernels on, found none",
+    "tune --only rwkv5": "only: expected words such as 'rwkv6 16-bit'",
+    "tune --out rows": "--out: expected a name ending in .json, got rows",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_command_that_cannot_run_says_why(line, stored, monkeypatch):
+    monkeypatch.chdir(stored.parent)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # a sweep would set it for the whole process
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run(*line.split())
+    assert done.exit_code == 2 and REFUSED[line] in " ".join(done.stderr.split())

@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 import types
 
@@ -10,6 +9,7 @@ from flakit import doctor
 from flakit.numerics import recorded
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common.launch import TABLE, Chip
+from tests.commands import completed
 
 TESTED = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6", "ipywidgets": "8.1.9"}
 ON_THE_GPU_OF_RECORD = {"torch": "2.11.0+cu130", "triton": "3.6.0", "numpy": "2.3.5", "ipywidgets": None}
@@ -226,13 +226,8 @@ def test_a_good_report_is_folded_in_a_notebook():
 
 
 @pytest.mark.full
-def test_command_runs_every_operator_on_every_backend(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "flakit.cli", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+def test_command_runs_every_operator_on_every_backend():
+    done = completed(sys.executable, "-m", "flakit.cli", "doctor", "--json")
     said = json.loads(done.stdout)
     assert (done.returncode, said["works"]) == (0, True), done.stdout
     backends = {check["backend"].split()[0] for check in said["checks"]}

@@ -1,7 +1,6 @@
 """`flakit.in_place_of_fla()`, on a miniature of flash-linear-attention; tests/test_fla_layers.py has the real one."""
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 import flakit
 from flakit import fla as module
 from tests import fla_on_cpu
+from tests.commands import completed
 
 MINIATURE = Path(__file__).parent / "fla_miniature"
 PLACES = {
@@ -186,7 +186,7 @@ def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_rep
 
 def test_importing_flakit_imports_no_flash_linear_attention():
     code = "import sys, flakit; print(sorted(name for name in sys.modules if name.split('.')[0] == 'fla'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed(sys.executable, "-c", code)
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from flakit.numerics import recorded
+from tests.commands import ROOT, completed
 from tests.gpu import results, sources, summary
 
-ROOT = Path(__file__).parents[1]
 INI = "[pytest]\naddopts = --import-mode=importlib\nmarkers = gpu: a\n"
 TESTS = {
     "tests/one/test_some.py": """
@@ -92,7 +91,7 @@ def run(root, *arguments, n=0, whole=False):
     seen = root / "seen"
     seen.unlink(missing_ok=True)
     words, env = command(root, *arguments, n=n, whole=whole)
-    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed(*words, cwd=root, env=env)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, seen.read_text().split() if seen.exists() else []
 
@@ -239,7 +238,7 @@ def test_two_processes_do_not_compile_the_same_kernel_at_once(project):
     words, env = command(project, "--only", "each", n=2)
     words[2] = f"import sys; sys.path.insert(0, {str(project / 'stub')!r}); {words[2]}"
     env["PYTHONPATH"] = f"{project / 'stub'}:{env['PYTHONPATH']}"
-    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed(*words, cwd=project, env=env)
     assert rows(project)["one"]["each"] == "..", done.stdout
     assert (project / "seen").read_text().split() == ["begins", "ends"] * 2
 
@@ -315,10 +314,7 @@ def test_one_that_is_stopped_goes_on_where_it_was(project, ended_by):
 
 
 def test_without_a_gpu_it_says_so():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu"], cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    done = completed(sys.executable, "-m", "tests.gpu", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert (done.returncode, done.stderr) == (2, "python -m tests.gpu: expected a CUDA GPU, found none\n")
 
 
@@ -371,8 +367,7 @@ NOT_ON_A_GPUS_MACHINE = "ipywidgets anywidget jupyterlab nbformat nbclient playw
 
 def with_gpu_tests(*paths, without=""):
     """The files of those with tests that are marked `gpu`, in a process without some modules."""
-    words = [sys.executable, "-c", COLLECT, without, *paths]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed(sys.executable, "-c", COLLECT, without, *paths)
     assert done.returncode == 0, done.stdout[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FILES")]
     return set(line.split()[1:])

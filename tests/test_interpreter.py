@@ -1,12 +1,11 @@
 """The hurried interpreter of these tests computes what Triton's own does."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
 from flakit.numerics.operators import OPERATORS
+from tests.commands import completed
 
 CODE = """
 import hashlib, sys, torch
@@ -26,10 +25,7 @@ for op in sys.argv[2:]:
 @pytest.mark.full
 @pytest.mark.interpret
 def test_to_the_same_bits():
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", CODE, how, *OPERATORS], capture_output=True, text=True, check=True, env=os.environ
-        ).stdout
-        for how in ("hurried", "as it is")
-    ]
-    assert said[0] == said[1] and len(said[0].splitlines()) == 3 * len(OPERATORS)
+    hurried, own = (
+        completed(sys.executable, "-c", CODE, how, *OPERATORS, check=True).stdout for how in ("hurried", "as it is")
+    )
+    assert hurried == own and len(own.splitlines()) == 3 * len(OPERATORS)

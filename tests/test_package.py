@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -19,6 +18,7 @@ import yaml
 import flakit
 from flakit.cli import app
 from flakit.numerics import carried, recorded
+from tests.commands import ROOT, completed
 from tests.serving import serving
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 
@@ -121,14 +120,12 @@ def test_a_checkout_reads_its_own_folders():
 def built(tmp_path_factory):
     """The folder with the sdist and the wheel of this checkout, as `make dist` makes them."""
     folder = tmp_path_factory.mktemp("dist")
-    ran(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    ran(sys.executable, "-m", "hatchling", "build", "-d", folder)
     return folder
 
 
-def ran(*command, cwd, env=None):
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+def ran(*command, cwd=ROOT, env=None):
+    done = completed(*command, cwd=cwd, env=env)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -142,7 +139,7 @@ def hashes(wheel):
 def test_the_wheel_carries_notebooks_and_recordings_and_the_sdist_builds_the_same(built, tmp_path):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     given = hashes(wheel)
-    tracked = ran("git", "ls-files", "notebooks", "data", "flakit", cwd=ROOT).splitlines()
+    tracked = ran("git", "ls-files", "notebooks", "data", "flakit").splitlines()
     wanted = {name for name in tracked if not re.fullmatch(r"data/.*\.py", name)}
     inside = {name if name.startswith("flakit/") else f"flakit/_carried/{name}": name for name in wanted}
     there = {name for name in given if name.startswith("flakit/")}

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from packaging.requirements import Requirement
 
 from flakit import train
 from flakit.cli import app
+from tests.commands import ROOT, completed
 from tests.serving import serving
 
 if sys.version_info >= (3, 11):
@@ -28,7 +28,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -183,7 +182,7 @@ def test_import_needs_none_of_the_optional_parts():
         "    operator(r, k, v, w, torch.ones(1, 4)).o.sum().backward()\n"
         "print(flakit.__version__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\d+\.\d+\.\d+", done.stdout.strip())
 
@@ -194,7 +193,7 @@ def test_import_needs_none_of_the_optional_parts():
 def make(*arguments, folder=ROOT):
     if sys.platform == "win32":
         pytest.skip("the Makefile is for Linux and macOS")
-    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = completed("make", *arguments, cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -436,7 +435,5 @@ def test_scripts_of_the_readme_and_the_reference_run(text):
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S)
     assert scripts
     for script in scripts:
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
+        done = completed(sys.executable, "-c", script)
         assert done.returncode == 0, f"{script}\n{done.stderr}"

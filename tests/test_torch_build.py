@@ -2,17 +2,15 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 import pytest
 
 from flakit import torch_build
 from tests import wheels
+from tests.commands import ROOT, completed
 
-ROOT = Path(__file__).parents[1]
 WANTED = torch_build.wanted()
 CUDA = {("torch", WANTED): ["nvidia-cudnn"], ("torch", "99.0"): [], ("nvidia-cudnn", "1.0"): []}
 CPU = {("torch", f"{WANTED}+cpu"): [], ("torch", "99.0+cpu"): []}
@@ -97,7 +95,7 @@ def test_make_says_which_build_is_coming_and_hands_the_index_on_to_pip(indexes, 
     (tmp_path / "pip").mkdir()
     # Found, not imported: below Python 3.12 setuptools cannot be imported after pip, and inductor imports it.
     (tmp_path / "pip" / "pip").symlink_to(distribution("pip").locate_file("pip"), target_is_directory=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)
+    completed(sys.executable, "-m", "venv", "--without-pip", ".venv", cwd=tmp_path, check=True)
     (packages,) = tmp_path.glob(".venv/lib/python*/site-packages")
     (packages / "pip.pth").write_text(str(tmp_path / "pip"))
 
@@ -107,8 +105,7 @@ def test_make_says_which_build_is_coming_and_hands_the_index_on_to_pip(indexes, 
         for folder in packages.glob("*.dist-info"):
             shutil.rmtree(folder)
         set_pip(main, **variables)
-        command = ["make", ".venv/.lab", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = completed("make", ".venv/.lab", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, {folder.name.removesuffix(".dist-info") for folder in packages.glob("*.dist-info")}
 
@@ -120,6 +117,5 @@ def test_make_says_which_build_is_coming_and_hands_the_index_on_to_pip(indexes, 
         said, installed = make_lab(*arguments, **variables)
         assert installed == {"flakit-0", f"torch-{WANTED}+cpu"}
         assert 0 < said.index("a build without CUDA: 2 to 3 GB") < said.index("pip install")
-    command = ["make", "--dry-run", ".venv/.test"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    said = completed("make", "--dry-run", ".venv/.test", cwd=tmp_path).stdout
     assert 0 < said.index("flakit/torch_build.py") < said.index("pip install")

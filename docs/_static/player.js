@@ -1,4 +1,4 @@
-// Plays the frames that docs/record.py has recorded of a panel: its knobs, its readout, its picture, the arithmetic of
+// Plays the frames that docs/frames.py has recorded of a panel: its knobs, its readout, its picture, the arithmetic of
 // its cells. Nothing is computed here: a knob that is moved leads to another frame, or there is none to lead to.
 
 (() => {

@@ -11,7 +11,6 @@ import pytest
 
 from docs.lessons import NOTEBOOKS, kernel_environment
 from tests.browser import lab
-from tests.browser.panels import CODE
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +70,14 @@ def open_notebook(jupyterlab, page, request):
 
 
 @pytest.fixture(scope="class")
-def all_panels(served, open_notebook):
-    """A notebook that has run and shows every panel."""
-    return open_panels(served, open_notebook, CODE)
+def open_cells(served, open_notebook):
+    """open_cells("formulas", cells) -> Notebook of these cells; a text is one of code."""
 
+    def open_cells(name, cells):
+        cells = [nbformat.v4.new_code_cell(each) if isinstance(each, str) else each for each in cells]
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(notebook, served / f"{name}.ipynb")
+        return open_notebook(f"{name}.ipynb")
 
-def open_panels(served, open_notebook, code):
-    """A notebook that has run and shows these panels."""
-    cells = [nbformat.v4.new_code_cell(f"from flakit.panels import *\n{each}") for each in code]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "panels.ipynb")
-    notebook = open_notebook("panels.ipynb")
-    notebook.run_all()
-    return notebook
+    return open_cells

@@ -5,20 +5,16 @@ import contextlib
 import io
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from flakit import lab as start
+from tests.commands import ROOT
+from tests.serving import serving
 
-ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [
     "--no-sandbox",
@@ -87,69 +83,27 @@ def chromium():
         browser.close()
 
 
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 # For a JupyterLab in which many notebooks run: kernels that start at once.
 FORKS = ("--AsyncMappingKernelManager.kernel_manager_class=tests.browser.kernels.ForkedServerKernels",)
 
 
 @contextlib.contextmanager
 def jupyterlab(folder, home, env, more=()):
-    """Serve `folder` as `make lab` does, but without a token (tests only); what Jupyter writes goes under `home`.
+    """Serve `folder` as `make lab` does, but without a token (tests only); yield its address.
 
     more: flags that `make lab` does not give.
     """
     folders = {
-        "HOME": home,
         "JUPYTER_CONFIG_DIR": home / "config",
         "JUPYTER_DATA_DIR": home / "data",
         "JUPYTER_RUNTIME_DIR": home / "runtime",
         "IPYTHONDIR": home / "ipython",
         "MPLCONFIGDIR": home / "matplotlib",
     }
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    flags = (
-        "--no-browser",
-        f"--port={port}",
-        "--ServerApp.port_retries=0",
-        "--IdentityProvider.token=",
-        "--expose-app-in-browser",
-        *more,
-    )
-    log = home / "jupyterlab.log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            start.jupyterlab(folder, start.FIRST, flags),
-            cwd=folder,
-            env=env | {name: str(path) for name, path in folders.items()} | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            _wait_until_up(url, server, log)
-            yield url
-        finally:
-            server.terminate()
-            try:
-                server.wait(15)
-            except subprocess.TimeoutExpired:
-                server.kill()
-
-
-def _wait_until_up(url, server, log, seconds=90):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, TimeoutError, ConnectionError):
-            urllib.request.urlopen(f"{url}/api", timeout=2)
-            return
-        time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab did not start\n{log.read_text()[-4000:]}")
+    env = env | {name: str(path) for name, path in folders.items()} | {"PYTHONPATH": str(ROOT)}
+    flags = ("--no-browser", "--port=0", "--IdentityProvider.token=", "--expose-app-in-browser", *more)
+    with serving(start.jupyterlab(folder, start.FIRST, flags), cwd=folder, env=env, home=home) as (url, *_):
+        yield url
 
 
 class Notebook:
@@ -165,12 +119,13 @@ class Notebook:
             page.get_by_role("button", name="Select Kernel").click()
 
     def run_all(self, seconds=300):
-        """Run all cells as the menu does; fails with the errors the cells show."""
+        """Run all cells as the menu does and return self; fails with the errors that the cells show."""
         self.page.evaluate(RUN_ALL)
         self.page.wait_for_function("() => window.flakit.run !== 'running'", timeout=seconds * 1000, polling=200)
         assert self.page.evaluate("() => window.flakit.run") == "done"
         assert self.page.evaluate(ERRORS) == []
         assert self.page.evaluate(LEFT_OUT) == []
+        return self
 
     def panel(self, name):
         """The first panel of class `flakit-<name>` ("panel": of any), in view, its picture drawn."""

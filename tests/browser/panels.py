@@ -45,3 +45,8 @@ PICTURES = {"fingerprint"}
 """What `flakit.panels` has beside panels."""
 
 CODE = [code for code, *_ in (PANELS | WITHOUT_A_SLIDER).values()]
+
+
+def cells(code):
+    """Cells that show panels."""
+    return [f"from flakit.panels import *\n{each}" for each in code]

@@ -6,13 +6,18 @@ from PIL import Image
 from flakit import panels
 from flakit.numerics.operators import OPERATORS
 from tests.browser import lab, layout
-from tests.browser.panels import CODE, PANELS, PICTURES, WITHOUT_A_SLIDER
+from tests.browser.panels import CODE, PANELS, PICTURES, WITHOUT_A_SLIDER, cells
 
 pytestmark = pytest.mark.browser
 
 
 def test_no_panel_is_forgotten():
     assert {code.split("(")[0] for code in CODE} == set(panels.__all__) - PICTURES
+
+
+@pytest.fixture(scope="class")
+def all_panels(open_cells):
+    return open_cells("panels", cells(CODE)).run_all()
 
 
 @pytest.mark.full

@@ -6,14 +6,12 @@ Time is measured here, so nothing may run beside these tests. That every panel's
 import json
 import re
 
-import nbformat
 import pytest
 
-from docs.lessons import read
+from docs.lessons import NOTEBOOKS, read
 from flakit.numerics.operators import OPERATORS
 from tests.browser import lab
-from tests.browser.conftest import open_panels
-from tests.browser.panels import PANELS, TIMED
+from tests.browser.panels import PANELS, TIMED, cells
 
 pytestmark = [pytest.mark.browser, pytest.mark.full, pytest.mark.timed]
 
@@ -29,19 +27,16 @@ def non_finite(panel):
 
 
 @pytest.fixture(scope="class")
-def explorer(served, open_notebook):
+def explorer(open_cells):
     """The decay explorer of notebook 05, from its cell alone."""
-    notebook = read(served / "05_one_infinity.ipynb")
-    notebook.cells = [cell for cell in notebook.cells if "\ndecay_explorer(" in cell.source]
-    nbformat.write(notebook, served / "explorer.ipynb")
-    opened = open_notebook("explorer.ipynb")
-    opened.run_all()
-    return opened.panel("decay-explorer")
+    cells = read(NOTEBOOKS / "05_one_infinity.ipynb").cells
+    own = [cell.source for cell in cells if "\ndecay_explorer(" in cell.source]
+    return open_cells("explorer", own).run_all().panel("decay-explorer")
 
 
 @pytest.fixture(scope="class")
-def timed_panels(served, open_notebook):
-    return open_panels(served, open_notebook, [PANELS[name][0] for name in TIMED])
+def timed_panels(open_cells):
+    return open_cells("panels", cells(PANELS[name][0] for name in TIMED)).run_all()
 
 
 class TestDecayExplorer:

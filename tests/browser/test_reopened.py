@@ -1,6 +1,5 @@
 """A learner's saved notebook that is opened again, without the kernel that made its panels; a kernel that stops."""
 
-import nbformat
 import pytest
 
 from docs.lessons import NOTEBOOKS
@@ -16,12 +15,8 @@ SHUT_DOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown
 
 
 @pytest.fixture
-def notebook(served, open_notebook):
-    cells = [nbformat.v4.new_code_cell("from flakit.panels import case\ncase('masking')")]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), served / "reopened.ipynb")
-    notebook = open_notebook("reopened.ipynb")
-    notebook.run_all()
+def notebook(open_cells):
+    notebook = open_cells("reopened", ["from flakit.panels import case\ncase('masking')"]).run_all()
     notebook.panel("case")
     return notebook
 

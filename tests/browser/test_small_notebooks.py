@@ -6,22 +6,10 @@ import pytest
 
 from flakit.figures import style
 from tests.browser import lab
+from tests.browser.axe import serious
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 KERNELS = lab.FORKS
-
-
-@pytest.fixture
-def open_cells(served, open_notebook):
-    """open_cells("formulas", cells) -> Notebook"""
-
-    def open_made(name, cells):
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        made = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-        nbformat.write(made, served / f"{name}.ipynb")
-        return open_notebook(f"{name}.ipynb")
-
-    return open_made
 
 
 PANELS = {
@@ -34,18 +22,10 @@ PANELS = {
 
 
 def test_axe_finds_nothing_serious_in_panels(open_cells, page):
-    from axe_playwright_python.sync_playwright import Axe
-
-    cells = [nbformat.v4.new_code_cell(source) for source in PANELS.values()]
-    notebook = open_cells("access", cells)
-    notebook.run_all()
+    notebook = open_cells("access", PANELS.values()).run_all()
     for name in PANELS:
         notebook.panel(name)
-    found = {}
-    for violation in Axe().run(page, context=".flakit-panel").response["violations"]:
-        if violation["impact"] in ("serious", "critical"):
-            found[violation["id"]] = [node["html"][:300] for node in violation["nodes"][:3]]
-    assert found == {}
+    assert serious(page, ".flakit-panel") == {}
     live = page.locator(".flakit-panel .flakit-readout [aria-live=polite]")
     assert live.count() == len(PANELS)
     player = page.locator(".flakit-panel .widget-play").first
@@ -63,11 +43,8 @@ def rgb(colour):
 
 
 def test_letters_of_formulas_have_the_colours_of_pictures(open_cells, page):
-    cells = [
-        nbformat.v4.new_markdown_cell("$r q k v w g D S K$"),
-        nbformat.v4.new_code_cell("from flakit.panels import sketch\nsketch('forgetting')"),
-    ]
-    notebook = open_cells("formulas", cells)
+    letters = nbformat.v4.new_markdown_cell("$r q k v w g D S K$")
+    notebook = open_cells("formulas", [letters, "from flakit.panels import sketch\nsketch('forgetting')"])
     page.wait_for_selector("mjx-mi", timeout=30_000)
     notebook.run_all()
     notebook.panel("sketch-forgetting")
@@ -83,8 +60,7 @@ TRIED = "check('mine', 1.0, 2.0, 'look again')"
 
 
 def test_a_choice_unfolds_its_answer_and_is_marked_and_a_hint_waits(open_cells, page):
-    cells = [nbformat.v4.new_code_cell(code) for code in (ASKED, TRIED)]
-    open_cells("questions", cells).run_all()
+    open_cells("questions", [ASKED, TRIED]).run_all()
     shown = page.locator(".jp-OutputArea")
     assert "Because" not in shown.first.inner_text() and "look again" not in shown.last.inner_text()
 

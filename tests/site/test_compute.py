@@ -3,11 +3,9 @@
 import base64
 import gzip
 import json
-import os
 import re
 import shutil
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,63 +18,45 @@ from flakit import panels
 from flakit.cases import anchor
 from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.operators import OPERATORS
-from flakit.panels.base import NARROW
+from tests.commands import ROOT
+from tests.site.players import PAINTED, STATIC, faults, live, recorded, write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
-ROOT = Path(__file__).parents[2]
 PANELS = {
     "sketch": 'sketch("broken", decay=-1.3)',
     "explorer": 'decay_explorer(decay=-1.33, scheme="none", show=["decay"])',
     "explorer-rwkv7": 'decay_explorer("rwkv7", decay=-1.33, scheme="none", show=["decay"])',
     "explorer-gsa": 'decay_explorer("gsa", decay=-1.33, scheme="none", show=["decay"])',
 }
-PAINTED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"  # what a resize led to
 CLOSE = 1e-5  # of a value or, where that is small, of its tensor's RMS
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """`write`, once; processes share it."""
+def folder(folder_of_the_run):
+    """`write`, once."""
     computed = pytest.importorskip(
         "docs.computed", reason="the extra `site` is not installed: make test-all installs it"
     )
-    alone = "PYTEST_XDIST_WORKER" not in os.environ
-    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
-    folder = folder / "computing"
+    folder = folder_of_the_run / "computing"
     with FileLock(ROOT / "build" / "site.lock"):
-        made = ROOT / "build" / "computed" / "computed"
+        models = ROOT / "build" / "computed" / "computed"
         if not folder.exists():
-            if why := computed.build(made):
+            if why := computed.build(models):
                 pytest.skip(f"pages do not compute: {why}")
-            write(folder, made)
+            write(folder, models)
     return folder
 
 
-def write(folder, made):
-    """A site with two players and what computes. made: what `computed.build` has exported."""
-    from docs import record
-
-    shutil.copytree(ROOT / "docs" / "_static", folder / "_static")
-    shutil.copytree(made, folder / "_static" / "computed")
-    with pytest.MonkeyPatch.context() as fewer:
-        for which, count in {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2, "SHARP": 1}.items():
-            fewer.setattr(record, which, count)
-        for name, code in PANELS.items():
-            panel = eval(f"panels.{code}", {"panels": panels})
-            panel.width = NARROW
-            player = record.record(panel, folder / "_static" / "frames", name, "lesson.ipynb")
-            for page, scripts in (("", ("player", "compute", "gates")), ("-alone", ("player",))):
-                (folder / f"{name}{page}.html").write_text(
-                    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Computes</title>'
-                    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-                    '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
-                    "<style>body {background: Canvas; color: CanvasText}</style></head>"
-                    f"<body><main><h1>Computes</h1>{player}</main>"
-                    + "".join(f'<script src="_static/{script}.js"></script>' for script in scripts)
-                    + "</body></html>",
-                    encoding="utf-8",
-                )
+def write(folder, models):
+    """A site with players and what computes. models: what `computed.build` has exported."""
+    shutil.copytree(STATIC, folder / "_static")
+    shutil.copytree(models, folder / "_static" / "computed")
+    limits = {"FRAMES": 6, "STOPS": 5, "SECOND": 1, "PRESET": 2, "SHARP": 1}
+    for name, code in PANELS.items():
+        player, _ = recorded(live(code), folder / "_static" / "frames", name, **limits)
+        write_page(folder / f"{name}.html", [player], ["player", "compute", "gates"])
+        write_page(folder / f"{name}-alone.html", [player], ["player"])
 
 
 class Page:
@@ -120,27 +100,14 @@ class Page:
 
 
 @pytest.fixture
-def opened(chromium, folder):
-    """opened("sketch") -> Page, without a network; fails where the page has an error or asks for anything else."""
-    contexts, wrong = [], []
+def opened(open_offline, folder):
+    """opened("sketch") -> Page"""
 
-    def open_page(name, address="", **how):
-        context = chromium.new_context(**{"viewport": {"width": 1440, "height": 900}, **how})
-        context.set_offline(True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        local = ("file:", "data:", "blob:")
-        page.on("request", lambda asked: asked.url.startswith(local) or wrong.append(f"asked for {asked.url}"))
-        page.goto((folder / f"{name}.html").as_uri() + address)
-        page.locator(".flakit-live[data-frame]").first.wait_for()
-        return Page(page)
+    def open_page(name, address="", **options):
+        options = {"viewport": {"width": 1440, "height": 900}} | options
+        return Page(open_offline((folder / f"{name}.html").as_uri() + address, **options))
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
+    return open_page
 
 
 @pytest.fixture(scope="module")
@@ -502,27 +469,15 @@ def test_what_a_click_loads_is_small(folder, record_property):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_fits_the_page_and_axe_finds_nothing_serious(scheme, opened, tmp_path):
-    """At every width that a reader's window is drawn to: what computes is laid out by styles alone."""
-    axe, wrong = pytest.importorskip("axe_playwright_python.sync_playwright").Axe(), {}
-    np.save(tmp_path / "gates.npy", own_gates().numpy())
-    for name in PANELS:
-        page = opened(name, color_scheme=scheme).here()
-        if name == "explorer":
-            page.drop(tmp_path / "gates.npy")
-        else:
-            page.move(decay=-1.39)
-        for width in (1440, 1024, 390):
-            page.page.set_viewport_size({"width": width, "height": 900})
-            page.page.evaluate(PAINTED)
-            if not page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"):
-                wrong[name, width] = ["it scrolls sideways"]
-            found = axe.run(page.page, options={"preload": False, "resultTypes": ["violations"]})
-            for each in found.response["violations"]:
-                if each["impact"] in ("serious", "critical"):
-                    wrong.setdefault((name, width), []).append((each["id"], [x["html"][:200] for x in each["nodes"]]))
-            page.page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
-    assert wrong == {}
+@pytest.mark.parametrize("name", PANELS)
+def test_fits_the_page_and_axe_finds_nothing_serious(name, scheme, opened, tmp_path):
+    page = opened(name, color_scheme=scheme).here()
+    if name == "explorer":
+        np.save(tmp_path / "gates.npy", own_gates().numpy())
+        page.drop(tmp_path / "gates.npy")
+    else:
+        page.move(decay=-1.39)
+    assert faults(page.page, tmp_path / f"{name}-{scheme}") == {}
 
 
 def test_without_npm_the_build_says_why(monkeypatch, tmp_path):

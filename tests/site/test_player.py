@@ -3,27 +3,22 @@
 import base64
 import html
 import io
-import os
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock
 from PIL import Image, ImageChops
 
-from docs import record
-from flakit import panels
+from docs.frames import WORDS
 from flakit.figures.canvas import Cell
 from flakit.panels import base
-from flakit.panels.base import MILLISECONDS, NARROW
+from flakit.panels.base import MILLISECONDS
 from flakit.panels.knobs import stops_of
+from tests.site.players import PAINTED, STATIC, faults, live, recorded, write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
-
-STATIC = Path(record.__file__).parent / "_static"
-PAINTED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"  # what a resize led to
 
 # Notes when a key goes down and when the picture that came of it has been painted.
 WATCH = """
@@ -57,86 +52,54 @@ SHARP = "sketch-broken", "masking"
 """Those whose pictures have two dots for each of the page's pixels, as on the site; they take twice as long."""
 
 
-def live(code):
-    """The panel itself, laid out as players are."""
-    panel = eval(f"panels.{code}", {"panels": panels})
-    panel.width = NARROW
-    panel.redraw()
-    return panel
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A site for pages of players. Processes share it."""
-    alone = "PYTEST_XDIST_WORKER" not in os.environ
-    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
-    with FileLock(folder / "players.lock"):
-        if not (folder / "players").exists():
-            shutil.copytree(STATIC, folder / "players" / "_static")
-    return folder / "players"
+def folder(folder_of_the_run):
+    """A site for pages of players."""
+    folder = folder_of_the_run / "players"
+    with FileLock(folder_of_the_run / "players.lock"):
+        if not folder.exists():
+            shutil.copytree(STATIC, folder / "_static")
+    return folder
 
 
 def page_of(folder, *names):
-    """A page with these players, recorded where they are not yet; fewer frames than a real one has."""
+    """The address of a page with these players, recorded where they are not yet; fewer frames than a real one has."""
     page = folder / f"{'-and-'.join(names)}.html"
-    players = [recorded(folder, name) for name in names]
-    page.write_text(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><link rel="stylesheet" href="_static/player.css">'
-        "<style>body {background: Canvas; color: CanvasText}</style></head>"
-        f"<body><main><h1>Players</h1>{''.join(players)}</main>"
-        '<script src="_static/player.js"></script></body></html>',
-        encoding="utf-8",
-    )
+    write_page(page, [player_of(folder, name) for name in names], ["player"])
     return page.as_uri()
 
 
-def recorded(folder, name):
+def player_of(folder, name):
     """The HTML of a panel's player."""
-    made = folder / f"{name}.part"
-    with FileLock(folder / f"{name}.lock"), pytest.MonkeyPatch.context() as fewer:
-        if not made.exists():
+    part = folder / f"{name}.part"
+    with FileLock(folder / f"{name}.lock"):
+        if not part.exists():
             most = 48 if name == "gradient-comparer" else 16  # whose onset lies far from where it starts
-            sharp = 2 if name in SHARP else 1
-            for which, count in {"FRAMES": most, "STOPS": 24, "SECOND": 3, "PRESET": 4, "SHARP": sharp}.items():
-                fewer.setattr(record, which, count)
-            panel, frames = live(PANELS[name][0]), folder / "_static" / "frames"
-            made.write_text(record.record(panel, frames, f"lesson-{name}", "lesson.ipynb"), encoding="utf-8")
-    return made.read_text(encoding="utf-8")
+            limits = {"FRAMES": most, "STOPS": 24, "SECOND": 3, "PRESET": 4, "SHARP": 2 if name in SHARP else 1}
+            html, _ = recorded(live(PANELS[name][0]), folder / "_static" / "frames", f"lesson-{name}", **limits)
+            part.write_text(html, encoding="utf-8")
+    return part.read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def open_player(chromium, folder):
-    """open_player("masking") -> Played, the first of several: without a network; fails where the page has an error.
+def open_player(open_offline, folder):
+    """open_player("masking") -> Played, the first of several.
 
     held: the page's clock stands still, and goes on by `later` alone, however slow the machine is.
     """
-    contexts, wrong = [], []
 
-    def open_page(*names, held=False, **how):
-        context = chromium.new_context(**{"viewport": {"width": 1024, "height": 900}, **how})
-        context.set_offline(True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        page.on(
-            "request",
-            lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or wrong.append(f"asked for {asked.url}"),
-        )
-        page.add_init_script(WATCH)
-        if held:
-            page.clock.install(time=0)
-            page.clock.pause_at(1000)
-        page.goto(page_of(folder, *names))
-        page.locator(".flakit-live[data-frame]").first.wait_for()
+    def open_page(*names, held=False, **options):
+        def prepare(page):
+            page.add_init_script(WATCH)
+            if held:
+                page.clock.install(time=0)
+                page.clock.pause_at(1000)
+
+        options = {"viewport": {"width": 1024, "height": 900}} | options
+        page = open_offline(page_of(folder, *names), prepare, **options)
         return Played(page, page.locator(".flakit-player").first)
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
+    return open_page
 
 
 class Played:
@@ -437,7 +400,7 @@ def test_an_address_whose_setting_was_not_recorded_says_so(open_player, asked):
     assert told.is_hidden()
     page.evaluate("asked => { location.hash = asked }", f"panel=lesson-sketch-broken&{asked}")
     told.wait_for()
-    assert told.inner_text() == record.WORDS["elsewhere"] and player.readout == begun
+    assert told.inner_text() == WORDS["elsewhere"] and player.readout == begun
     player.button("broken")
     assert told.is_hidden()
 
@@ -449,7 +412,7 @@ def test_knobs_that_were_not_recorded_are_shown_with_their_value_and_say_so(open
     assert chunk.is_disabled() and length.is_disabled() and chunk.input_value() and player.knob("decay").is_enabled()
     assert chunk.evaluate("list => list.selectedOptions[0].label") == "64"
     assert length.get_attribute("aria-valuetext") == "128"
-    assert chunk.locator("xpath=..").get_attribute("title") == record.WORDS["locally"]
+    assert chunk.locator("xpath=..").get_attribute("title") == WORDS["locally"]
     assert "run it locally" in player.root.locator(".flakit-more").inner_text()
     assert "make lab" in player.root.locator(".flakit-note").inner_text()
     assert "lesson.ipynb" in player.root.locator(".flakit-note").inner_text()
@@ -544,18 +507,6 @@ def test_on_a_phone_a_picture_can_be_seen_whole_and_pinned(open_player):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["decay-explorer", "infinity", "masking"])
 def test_fits_the_page_and_axe_finds_nothing_serious(name, scheme, open_player, tmp_path):
-    """At every width that a reader's window is drawn to: a player is laid out by styles alone."""
-    axe, wrong = pytest.importorskip("axe_playwright_python.sync_playwright").Axe(), {}
     player = open_player(name, color_scheme=scheme)
     player.button("more")
-    for width in (1440, 1024, 390):
-        player.page.set_viewport_size({"width": width, "height": 900})
-        player.page.evaluate(PAINTED)
-        if not player.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"):
-            wrong[width] = ["it scrolls sideways"]
-        found = axe.run(player.page, options={"preload": False, "resultTypes": ["violations"]})
-        for each in found.response["violations"]:
-            if each["impact"] in ("serious", "critical"):
-                wrong.setdefault(width, []).append((each["id"], [node["html"][:200] for node in each["nodes"]]))
-        player.page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png", full_page=True)
-    assert wrong == {}
+    assert faults(player.page, tmp_path / f"{name}-{scheme}") == {}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
-from docs import record
+from docs import frames
 from flakit import panels
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
@@ -20,6 +20,7 @@ from flakit.language import speaking
 from flakit.panels import base, knobs, sketch
 from flakit.panels.base import Panel
 from flakit.panels.shared import decay_knobs
+from tests.site.players import recorded
 
 
 class Bars(Panel):
@@ -75,14 +76,15 @@ class Bars(Panel):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recording(tmp_path_factory):
     folder, panel = tmp_path_factory.mktemp("frames"), Bars()
-    with pytest.MonkeyPatch.context() as fewer:
-        fewer.setattr(record, "FRAMES", 8)
-        fewer.setattr(record, "PRESET", 12)
-        made = record.record(panel, folder, "lesson-1", "lesson.ipynb")
-    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (folder / "lesson-1.js").read_text(encoding="utf-8"))
-    return folder, panel, json.loads(found[1]), made
+    page, data = recorded(panel, folder, FRAMES=8, PRESET=12)
+    return folder, panel, data, page
+
+
+@pytest.fixture
+def data(recording):
+    return recording[2]
 
 
 def setting_of(data, frame):
@@ -109,8 +111,8 @@ def live(data, frame):
     )
 
 
-def test_every_frame_is_what_the_panel_shows(recorded):
-    folder, _, data, _ = recorded
+def test_every_frame_is_what_the_panel_shows(recording, data):
+    folder, *_ = recording
     for frame in data["frames"]:
         panel = live(data, frame)
         assert data["texts"][frame["readout"]] == panel.readout.value
@@ -122,7 +124,6 @@ def test_every_frame_is_what_the_panel_shows(recorded):
 
 
 def test_a_frame_is_drawn_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "FRAMES", 8)
     panel, drawn, draw = Bars(kind="b", x=3.0), [], Bars.draw
 
     def counted(self, result, **setting):
@@ -130,59 +131,48 @@ def test_a_frame_is_drawn_once(tmp_path, monkeypatch):
         draw(self, result, **setting)
 
     monkeypatch.setattr(Bars, "draw", counted)
-    record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
-    frames = record.LOG[-1]["frames"]
-    assert frames <= len(drawn) <= 1.2 * frames  # knobs that move others pass settings that are not kept
+    _, data = recorded(panel, tmp_path, FRAMES=8)
+    count = len(data["frames"])
+    assert count <= len(drawn) <= 1.2 * count  # knobs that move others pass settings that are not kept
 
 
-def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_words(tmp_path, monkeypatch):
+FEW = {"FRAMES": 4, "STOPS": 6, "SECOND": 2, "SLOW": 3, "PRESET": 3}
+
+
+def test_a_panel_whose_second_knob_stands_at_its_last_stop_begins_with_its_own_words(tmp_path):
     """Moving that knob to where it stands draws nothing anew: what the stop before it has drawn is not taken for it."""
-    for name, most in {"FRAMES": 4, "STOPS": 6, "SECOND": 2, "SLOW": 3, "PRESET": 3}.items():
-        monkeypatch.setattr(record, name, most)
     panel = panels.case("strides", ["layout", "T", "H"], T=16, H=16)
-    record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
-    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
-    data = json.loads(found[1])
+    _, data = recorded(panel, tmp_path, **FEW)
     assert data["texts"][data["frames"][data["start"]]["text"]] == panel.text
     assert "[2, 16, 16, 64]" in panel.text
 
 
 def test_presets_add_no_stops(tmp_path, monkeypatch):
     """They are recorded first, and may stand between a knob's stops."""
-    for name, most in {"FRAMES": 4, "STOPS": 6, "SECOND": 2, "SLOW": 3, "PRESET": 3}.items():
-        monkeypatch.setattr(record, name, most)
+    for limit, count in FEW.items():
+        monkeypatch.setattr(frames, limit, count)
     panel = panels.case("decay_gradient", profile="logsigmoid", show=["decay"])
     stops = {value for _, value in panel.knobs["decay"].options}
     assert {preset.get("decay", 0.0) for preset in panel.presets.values()} - stops
-    recorder, walked = record.Recording(panel), []
+    recorder, walked = frames.Recording(panel), []
     monkeypatch.setattr(recorder, "_walk", lambda first, count, dense: walked.append(set(recorder._values(first))))
     recorder.record()
     assert walked[0] == stops
 
 
-def test_every_picture_is_sharp(tmp_path):
-    record.record(Bars(), tmp_path, "lesson-1", "lesson.ipynb")
-    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
-    pixels = json.loads(found[1])["pixels"]
-    sizes = [Image.open(tmp_path / "lesson-1" / f"{n}.webp").size for n in range(len(pixels))]
-    assert len(sizes) > 3 and sizes == [(2 * wide, 2 * high) for wide, high in pixels]
-
-
-def test_every_picture_says_where_it_is_cut(recorded):
-    _, _, data, _ = recorded
+def test_every_picture_says_where_it_is_cut(data):
     assert len(data["looks"]) == len(data["pixels"]) and set(data["looks"]) == set(range(len(data["pieces"])))
     assert data["pieces"] == [[[0, 0, 200, 100, 200]]]  # a small one is whole
 
 
-def test_the_first_picture_comes_with_the_page(recorded):
-    *_, data, shown = recorded
-    source = re.search(r'src="data:image/webp;base64,([^"]+)"', shown)[1]
+def test_the_first_picture_comes_with_the_page(recording, data):
+    *_, page = recording
+    source = re.search(r'src="data:image/webp;base64,([^"]+)"', page)[1]
     first = Image.open(io.BytesIO(base64.b64decode(source)))
     assert list(first.size) == data["pixels"][data["frames"][data["start"]]["picture"]]
 
 
-def test_every_move_leads_where_it_leads_in_the_panel(recorded):
-    _, _, data, _ = recorded
+def test_every_move_leads_where_it_leads_in_the_panel(data):
     places = {tuple(frame["at"]): n for n, frame in enumerate(data["frames"])}
     names, followed = [knob["name"] for knob in data["knobs"]], 0
     for frame in data["frames"]:
@@ -196,7 +186,7 @@ def test_every_move_leads_where_it_leads_in_the_panel(recorded):
                 if to is None or to < 0 or value == frame["at"][n]:
                     continue
                 panel, label = live(data, frame), data["knobs"][n]["values"][value]
-                stops = {record._said(each): each for each in knobs.stops_of(panel.knobs[name])}
+                stops = {frames._said(each): each for each in knobs.stops_of(panel.knobs[name])}
                 stops |= {"first": "a", "second": "b"}
                 assert label in stops, (name, label)
                 panel.move(name, stops[label])
@@ -205,8 +195,7 @@ def test_every_move_leads_where_it_leads_in_the_panel(recorded):
     assert followed
 
 
-def test_stops_are_those_that_the_panel_offers_at_that_frame(recorded):
-    _, _, data, _ = recorded
+def test_stops_are_those_that_the_panel_offers_at_that_frame(data):
     n = [knob["name"] for knob in data["knobs"]].index("x")
     dense = data["knobs"][n]["values"].index("5.1")
     for frame in data["frames"]:
@@ -215,8 +204,7 @@ def test_stops_are_those_that_the_panel_offers_at_that_frame(recorded):
         assert (offered is None or dense in offered) == there
 
 
-def test_both_ends_presets_and_the_stops_beside_them_are_kept(recorded):
-    _, _, data, _ = recorded
+def test_both_ends_presets_and_the_stops_beside_them_are_kept(data):
     x = next(knob for knob in data["knobs"] if knob["name"] == "x")
     assert {"0", "4.75", "5", "5.25", "9"} <= set(x["values"]) and len(x["values"]) < x["stops"]
     assert [float(each) for each in x["values"]] == sorted(map(float, x["values"]))
@@ -228,8 +216,8 @@ def test_both_ends_presets_and_the_stops_beside_them_are_kept(recorded):
     )
 
 
-def test_lines_of_maps_lie_where_the_canvas_has_them(recorded):
-    _, panel, data, _ = recorded
+def test_lines_of_maps_lie_where_the_canvas_has_them(recording, data):
+    _, panel, *_ = recording
     for name, each in zip(panel.canvas.maps, data["layouts"][data["frames"][0]["layout"]], strict=True):
         for count, edges, which, at in ((each["rows"], each["y"], "row", 1), (each["columns"], each["x"], "column", 0)):
             edges = np.linspace(*edges, count + 1) if len(edges) == 2 else edges
@@ -239,8 +227,8 @@ def test_lines_of_maps_lie_where_the_canvas_has_them(recorded):
                 assert max(edges[n], edges[n + 1]) == pytest.approx(box[at] + box[at + 2], abs=2e-5)
 
 
-def test_cells_have_the_words_of_the_panel_and_what_lights_up(recorded):
-    folder, _, data, _ = recorded
+def test_cells_have_the_words_of_the_panel_and_what_lights_up(recording, data):
+    folder, *_ = recording
     first = 0
     for pack, count in enumerate(data["packs"]):
         text = (folder / "lesson-1" / f"more-{pack}.js").read_text()
@@ -256,8 +244,8 @@ def test_cells_have_the_words_of_the_panel_and_what_lights_up(recorded):
     assert first == len(data["frames"])
 
 
-def test_a_picture_is_stored_once(recorded):
-    folder, _, data, _ = recorded
+def test_a_picture_is_stored_once(recording, data):
+    folder, *_ = recording
     files = sorted(int(each.stem) for each in (folder / "lesson-1").glob("*.webp"))
     assert files == sorted({frame["picture"] for frame in data["frames"]})
     decoded = {Image.open(folder / "lesson-1" / f"{n}.webp").tobytes() for n in files}
@@ -266,22 +254,22 @@ def test_a_picture_is_stored_once(recorded):
 
 def test_small_maps_are_whole_and_large_ones_share_the_rest():
     for sizes, total in (([8, 8, 64, 64, 128], 120), ([1, 1000], 300), ([5, 5], 300)):
-        most = record._share(sizes, total)
+        most = frames._share(sizes, total)
         taken = [min(size, most) for size in sizes]
         assert sum(taken) == pytest.approx(min(total, sum(sizes))) and taken[0] == sizes[0]
 
 
 def test_a_lattice_has_about_as_many_cells_as_it_is_told():
     for rows, columns, cells in ((128, 32, 30), (64, 64, 30), (1, 32, 30), (21, 1, 5), (3, 4, 300)):
-        down, across = record._lattice(rows, columns, cells)
+        down, across = frames._lattice(rows, columns, cells)
         assert down[0] == across[0] == 0 and down[-1] == rows - 1 and across[-1] == columns - 1
         assert len(down) * len(across) <= max(1.5 * cells, 4)
 
 
 def test_displaying_a_panel_records_it_and_leaves_it_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "FRAMES", 8)
+    monkeypatch.setattr(frames, "FRAMES", 8)
     monkeypatch.setattr(Panel, "_repr_mimebundle_", Panel._repr_mimebundle_)
-    record.install(tmp_path, "04_lesson")
+    frames.install(tmp_path, "04_lesson")
     panel = Bars(x=3.0)
     before, width = panel.setting, panel.width
     first, second = panel._repr_mimebundle_(), Bars()._repr_mimebundle_()
@@ -292,13 +280,10 @@ def test_displaying_a_panel_records_it_and_leaves_it_as_it_was(tmp_path, monkeyp
     assert "04_lesson.ipynb" in first["text/html"] and "&lt; 100" in first["text/html"]
 
 
-def test_a_panel_that_speaks_another_language_is_recorded_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "FRAMES", 4)
+def test_a_panel_that_speaks_another_language_is_recorded_in_it(tmp_path):
     panel = sketch("chunks", chunk=8, language="zh")
-    made = record.record(panel, tmp_path, "lesson-1", "lesson.ipynb")
-    found = re.fullmatch(r'flakitFrames\("lesson-1", (.*)\);\n', (tmp_path / "lesson-1.js").read_text(encoding="utf-8"))
-    data = json.loads(found[1])
+    page, data = recorded(panel, tmp_path, FRAMES=4)
     with speaking("zh"):
         assert data["words"]["reset"] == base.WORDS["reset"] and data["words"]["point"] == base.WORDS["point"]
-    assert data["texts"][data["frames"][data["start"]]["text"]] == panel.text and panel.text in html.unescape(made)
+    assert data["texts"][data["frames"][data["start"]]["text"]] == panel.text and panel.text in html.unescape(page)
     assert all(re.search("[\u4e00-\u9fff]", preset["label"]) for preset in data["presets"])

@@ -1,6 +1,6 @@
 """Frames of panels, recorded by the panels' own code, for pages that play them without a kernel.
 
-    record.install(folder, "05_one_infinity")
+    frames.install(folder, "05_one_infinity")
 
 From then on a panel that is displayed gives, in place of a widget, the HTML that `_static/player.js` makes live, and
 leaves in the folder, for the id that this HTML names:
