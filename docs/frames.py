@@ -19,13 +19,13 @@ import io
 import json
 import os
 import shutil
-import time
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import comm
 import ipywidgets as widgets
@@ -112,28 +112,21 @@ def install(folder: str | Path, stem: str) -> None:
 
 
 def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
-    """Write the panel's frames to `folder` under `name`; returns the HTML. The panel is left as it was.
+    """Write the panel's frames to `folder` under `name` and return its HTML. The panel is left as it was.
 
-    notebook: where a reader finds it.
+    notebook: the name of the file in which a reader finds the panel.
     """
     before, width = panel.setting, panel.width
-    start = time.process_time()
     panel.width = NARROW  # fits a page's column as it is, and a phone's
     try:
         with speaking(panel.language):
             recording = Recording(panel)
-            with recording.drawing_once():
+            with patch.object(panel, "redraw", recording.redraw):
                 recording.record()
-            shown = recording.write(Path(folder), name, notebook)
+            return recording.write(folder, name, notebook)
     finally:
         panel.width = width
         panel.set(**before)
-    LOG.append({"name": name, "panel": panel.name, "seconds": time.process_time() - start, **recording.sizes})
-    return shown
-
-
-LOG: list[dict] = []
-"""What was recorded in this process: name, panel, seconds of a core, frames, pictures and bytes."""
 
 
 @dataclass
@@ -165,7 +158,6 @@ class Recording:
     pixels: list[tuple[int, int]] = field(default_factory=list)
     cuts: Cuts = field(default_factory=Cuts)
     looks: list[int] = field(default_factory=list)  # of each picture, the place of its pieces
-    sizes: dict = field(default_factory=dict)
     cells: tuple[int, int] = (0, 0)  # recorded and there, of the frame that has most
 
     def __post_init__(self):
@@ -281,31 +273,12 @@ class Recording:
             with nullcontext() if draw else self._undrawn():
                 self.panel.set(**dict(zip(self.names, setting, strict=True)))
 
-    @contextmanager
-    def _undrawn(self) -> Iterator[None]:
+    def _undrawn(self) -> AbstractContextManager:
         """Knobs move, and what follows moves with them, but nothing is computed."""
-        with self._drawing(lambda: None):
-            yield
+        return patch.object(self.panel, "redraw", lambda: None)
 
-    @contextmanager
-    def drawing_once(self) -> Iterator[None]:
-        """A panel that goes back to a setting whose frame is taken neither computes nor draws it again."""
-        with self._drawing(self._redraw):
-            yield
-
-    @contextmanager
-    def _drawing(self, redraw: Callable[[], None]) -> Iterator[None]:
-        before = vars(self.panel).get("redraw")
-        self.panel.redraw = redraw
-        try:
-            yield
-        finally:
-            if before is None:
-                del self.panel.redraw
-            else:
-                self.panel.redraw = before
-
-    def _redraw(self) -> None:
+    def redraw(self) -> None:
+        """Draw the panel, unless the frame of its setting is taken: then only give the knobs their stops."""
         setting = self._now()
         if setting not in self.frames or self.walks:  # a player of its own is told by drawing where it stands
             self._draw()
@@ -397,7 +370,7 @@ class Recording:
         self.moves: dict[Setting, dict[str, dict[Hashable, Setting]]] = {}
         moved = [name for name, *values in zip(self.names, *self.frames, strict=True) if len(set(values)) > 1]
         sliders = [n for n, name in enumerate(self.names) if self._kind(name) == "slider"]
-        found: dict[tuple, dict] = {}
+        others: dict[tuple, dict] = {}  # that a move from a context to a value moves
         with self._undrawn():
             for setting, frame in self.frames.items():
                 # What follows depends on the lists and boxes, not on where a slider stands.
@@ -407,10 +380,10 @@ class Recording:
                     had = {at[n] for at in self.frames}
                     for value in had.intersection(frame.offered[n]) - {setting[n]}:
                         key = context, name, None if n in sliders else value
-                        if key not in found:
-                            found[key] = self._follows(setting, name, value)
-                        if found[key]:
-                            target = dict(zip(self.names, self._with(setting, name, value), strict=True)) | found[key]
+                        if key not in others:
+                            others[key] = self._follows(setting, name, value)
+                        if others[key]:
+                            target = dict(zip(self.names, self._with(setting, name, value), strict=True)) | others[key]
                             self.moves.setdefault(setting, {}).setdefault(name, {})[value] = tuple(target.values())
 
     def _follows(self, setting: Setting, name: str, value) -> dict:
@@ -433,20 +406,12 @@ class Recording:
         packs = self._packs()
         for n, (_, packed) in enumerate(packs):
             (own / f"more-{n}.js").write_text(f'flakitMore({json.dumps(name)}, {n}, "{packed}");\n')
-        said = json.dumps(
-            self._said(notebook, [frames for frames, _ in packs]), ensure_ascii=False, separators=(",", ":")
-        )
-        (folder / f"{name}.js").write_text(f"flakitFrames({json.dumps(name)}, {said});\n", encoding="utf-8")
-        self.sizes = {
-            "frames": len(self.frames),
-            "pictures": len(self.webp),
-            "picture bytes": sum(map(len, self.webp)),
-            "script bytes": len(said.encode()),
-            "packed bytes": sum(len(packed) for _, packed in packs),
-        }
+        data = self._data(notebook, [frames for frames, _ in packs])
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        (folder / f"{name}.js").write_text(f"flakitFrames({json.dumps(name)}, {text});\n", encoding="utf-8")
         return self._html(name, notebook)
 
-    def _said(self, notebook: str, packs: list[int]) -> dict:
+    def _data(self, notebook: str, packs: list[int]) -> dict:
         """Everything that the player reads first."""
         panel, place = self.panel, {setting: n for n, setting in enumerate(self.frames)}
         texts, layouts, offers = _Table(), _Table(), _Table()
@@ -527,7 +492,7 @@ class Recording:
             "kind": kind,
             "shown": name in self.panel.named_on_view,
             "hidden": knob.layout.display == "none",
-            "values": [labels.get(x) or _said(x) for x in order],
+            "values": [labels.get(x) or _label(x) for x in order],
             "stops": len(offered),
             "places": [list(offered).index(x) for x in order] if kind == "slider" else [],
             "order": order,
@@ -536,8 +501,8 @@ class Recording:
     def _kind(self, name: str) -> str:
         """What a page shows it as."""
         kinds = {widgets.IntSlider: "slider", widgets.SelectionSlider: "slider", widgets.Checkbox: "box"}
-        found = next((kind for of, kind in kinds.items() if isinstance(self.panel.knobs[name], of)), None)
-        return found or ("list" if self._values(name) else "number")
+        other = "list" if self._values(name) else "number"
+        return next((kind for widget, kind in kinds.items() if isinstance(self.panel.knobs[name], widget)), other)
 
     def _labels(self, knob: widgets.Widget) -> dict[Hashable, str]:
         options = getattr(knob, "options", ())
@@ -563,8 +528,8 @@ class Recording:
         some, there = self.cells
         left += [WORDS["cells"].format(some=some, all=there)] if some < there else []
         commands = WORDS["commands"].format(notebook=html.escape(notebook))
-        said = WORDS["recorded"].format(what=", ".join(left)) if left else ""
-        return said + WORDS["all knobs"].format(commands=commands)
+        omitted = WORDS["recorded"].format(what=", ".join(left)) if left else ""
+        return omitted + WORDS["all knobs"].format(commands=commands)
 
     def _packs(self) -> list[tuple[int, str]]:
         """How many of the next frames each holds, and their cells and scripts."""
@@ -609,7 +574,7 @@ def _webp(png: bytes) -> bytes:
     return packed.getvalue()
 
 
-def _said(value: Hashable) -> str:
+def _label(value: Hashable) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -669,16 +634,11 @@ def _map(canvas: Canvas, name: str, some_rows: list[int], some_columns: list[int
         forward = count == 1 or boxes[0][at] < boxes[-1][at]
         begin = [box[at] + (0 if forward else box[at + 2]) for box in boxes]
         last = boxes[-1][at] + (boxes[-1][at + 2] if forward else 0)
-        found = [*begin, last]
-        even = np.allclose(found, np.linspace(found[0], found[-1], count + 1), atol=1e-5)
-        return [round(x, 5) for x in ([found[0], found[-1]] if even else found)]
+        lines = [*begin, last]
+        even = np.allclose(lines, np.linspace(begin[0], last, count + 1), atol=1e-5)
+        return [round(x, 5) for x in ([begin[0], last] if even else lines)]
 
-    made = {
-        "rows": rows,
-        "columns": columns,
-        "x": edges(columns, 0, column=True),
-        "y": edges(rows, 1, row=True),
-    }
-    made |= {"some_rows": some_rows} if len(some_rows) < rows else {}
-    made |= {"some_columns": some_columns} if len(some_columns) < columns else {}
-    return made
+    place = {"rows": rows, "columns": columns, "x": edges(columns, 0, column=True), "y": edges(rows, 1, row=True)}
+    place |= {"some_rows": some_rows} if len(some_rows) < rows else {}
+    place |= {"some_columns": some_columns} if len(some_columns) < columns else {}
+    return place

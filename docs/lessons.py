@@ -28,6 +28,14 @@ def read(path):
     return nbformat.read(path, as_version=4)
 
 
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def prose_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
 def kernel_environment():
     """What `make lab` gives: without a GPU, kernels start with Triton's interpreter (later is too late)."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -23,7 +23,7 @@ from PIL import Image
 
 from docs.claims import broken, claims, values, with_probes
 from docs.execute import without_live_parts
-from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, read, run
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, code_cells, prose_cells, read, run
 
 ROOT = Path(__file__).parents[1]
 STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/frames.py", "docs/pieces.py")
@@ -47,10 +47,10 @@ def executed(build, prefixes=()):
     """
     base = _base()
     chosen = starting_with(prefixes) if prefixes else LESSONS
-    stale = [path for path in chosen if _kept_for(build, path) != _key(base, path)]
+    stale = [path for path in chosen if _note(build, path).get("key") != _key(base, path)]
     print(f"lessons: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        longest_first = sorted(stale, key=lambda path: -_seconds(build, path))
+        longest_first = sorted(stale, key=lambda path: -_note(build, path).get("seconds", path.stat().st_size / 1e4))
         running = {pool.submit(_run, build, path, base): path for path in longest_first}
         try:
             for number, done in enumerate(as_completed(running), 1):
@@ -59,9 +59,9 @@ def executed(build, prefixes=()):
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    untrue = {path.stem: said for path in chosen if (said := broken(read(path), _note(build, path)["claims"]))}
+    untrue = [f"{path.stem}: {x}" for path in chosen for x in broken(read(path), _note(build, path)["claims"])]
     if untrue:
-        raise Untrue("\n".join(f"{stem}: {claim}" for stem, said in untrue.items() for claim in said))
+        raise Untrue("\n".join(untrue))
     lessons = {path: _with_outputs(read(path), _kept(build, path)) for path in LESSONS}
     return lessons | {path: read(path) for path in SOLUTIONS + TRANSLATIONS}
 
@@ -76,8 +76,8 @@ def starting_with(prefixes):
 
 def _with_outputs(notebook, kept):
     """The notebook with the outputs of a kept one that has the same code; words may have changed since it ran."""
-    ran = [cell for cell in nbformat.read(kept, 4).cells if cell.cell_type == "code"] if kept.exists() else []
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    ran = code_cells(read(kept)) if kept.exists() else []
+    code = code_cells(notebook)
     if [cell.source for cell in ran] == [cell.source for cell in code]:
         for cell, done in zip(code, ran, strict=True):
             cell.outputs = done.outputs
@@ -97,13 +97,13 @@ def _run(build, path, base):
         return notebook
 
     done = run(path, change=recording, timeout=CELL_TIMEOUT)
-    found = values(done)
+    claimed = values(done)
     done.cells = [cell for cell in done.cells[1:] if "probe_of" not in cell.metadata]
     seconds = time.monotonic() - start
     kept = _kept(build, path)
     kept.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(without_live_parts(done), kept)
-    kept.with_suffix(".json").write_text(json.dumps({"key": _key(base, path), "seconds": seconds, "claims": found}))
+    kept.with_suffix(".json").write_text(json.dumps({"key": _key(base, path), "seconds": seconds, "claims": claimed}))
     return seconds
 
 
@@ -116,18 +116,10 @@ def _note(build, path):
     return json.loads(note.read_text()) if note.exists() else {}
 
 
-def _kept_for(build, path):
-    return _note(build, path).get("key")
-
-
-def _seconds(build, path):
-    return _note(build, path).get("seconds", path.stat().st_size / 1e4)
-
-
 def _base():
     """A digest of all that every notebook stands on."""
     digest = hashlib.sha256(f"{sys.version} {version('torch')} {version('ipykernel')} {RECORD}".encode())
-    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern)):
+    for path in sorted(path for pattern in STANDS_ON for path in ROOT.glob(pattern)):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -154,17 +146,16 @@ OF_THE_SOURCE = re.compile(r"\]\((\.\./)+(?P<file>flakit/[\w/]+\.py)\)")
 def page(notebook, path, pictures):
     """The notebook as MyST-NB shall read it. pictures: the folder for its pictures, which the site has as _images."""
     up = "../" * len(path.relative_to(NOTEBOOKS).parts)
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = CLAIM.sub("", cell.source)
-            cell.source = OF_THE_SOURCE.sub(lambda link: f"]({up}source/{link['file']}.md)", cell.source)
-            cell.source = re.sub(r"\]\((\.\./)+data/README\.md\)", f"]({up}results/index.md)", cell.source)
-            cell.source = re.sub(r"\]\((\.\./)+data/tuning\.md\)", f"]({up}results/h200_steps.md)", cell.source)
+    for cell in prose_cells(notebook):
+        cell.source = CLAIM.sub("", cell.source)
+        cell.source = OF_THE_SOURCE.sub(lambda link: f"]({up}source/{link['file']}.md)", cell.source)
+        cell.source = re.sub(r"\]\((\.\./)+data/README\.md\)", f"]({up}results/index.md)", cell.source)
+        cell.source = re.sub(r"\]\((\.\./)+data/tuning\.md\)", f"]({up}results/h200_steps.md)", cell.source)
     if path in TRANSLATIONS:
         notebook.cells.insert(1, nbformat.v4.new_markdown_cell(STILL.format(lesson=path.name)))
         notebook.metadata["mystnb"] = {"code_prompt_show": "代码", "code_prompt_hide": "代码"}
     seen = 0
-    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+    for cell in code_cells(notebook):
         if folded(cell):
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
         outputs = []
@@ -223,7 +214,7 @@ def _picture(png, words, path, pictures, up, first):
 def panel_html(pages, lesson, call):
     """What the first cell of a lesson's page shows whose code has that call; for the front page."""
     (path,) = (path for path in LESSONS if path.stem == lesson)
-    cell = next(cell for cell in pages[path].cells if cell.cell_type == "code" and f"{call}(" in cell.source)
+    cell = next(cell for cell in code_cells(pages[path]) if f"{call}(" in cell.source)
     (shown,) = (output["data"]["text/html"] for output in cell.outputs if "text/html" in output.get("data", {}))
     return shown.replace('src="../', 'src="')
 
@@ -239,5 +230,5 @@ def title(notebook):
 
 def sources(notebooks):
     """The files of flakit that notebooks point to."""
-    text = "\n".join(c.source for notebook in notebooks for c in notebook.cells if c.cell_type == "markdown")
+    text = "\n".join(cell.source for notebook in notebooks for cell in prose_cells(notebook))
     return sorted({link["file"] for link in OF_THE_SOURCE.finditer(text)})

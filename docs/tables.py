@@ -98,30 +98,29 @@ def api():
 
 def casebook(head):
     """The casebook: a table of all cases, then one after the other with its knobs. head: the words before it."""
-    lines = ["| case | what it is | lesson |", "|---|---|---|"]
-    stories = []
+    rows, stories = [], []
     for case in CASES.values():
-        lesson = f"[{case.notebook[:2]}](notebooks/{case.notebook}.ipynb)"
-        lines.append(f"| [{escaped(case.name)}](#{case.name}) | {escaped(_title(case))} | {lesson} |")
+        name, title, lesson = escaped(case.name), escaped(_title(case)), f"notebooks/{case.notebook}.ipynb"
+        rows.append((f"[{name}](#{case.name})", title, f"[{case.notebook[:2]}]({lesson})"))
         stories.append(
-            f"## {escaped(case.name)}\n\n{escaped(_title(case))}.\n\n"
+            f"## {name}\n\n{title}.\n\n"
             f"told\n: {escaped(case.told)}{_threads(case.threads)}\n\n"
             f"measured\n: {escaped(case.measured)}\n\n"
-            f"lesson\n: [{case.notebook}](notebooks/{case.notebook}.ipynb)\n\n"
+            f"lesson\n: [{case.notebook}]({lesson})\n\n"
             f"knobs\n: {_knobs(case)}\n"
         )
     head = head.replace("{{fingerprint}}", fingerprints())
-    return f"{head}\n\n" + "\n".join(lines) + "\n\n" + "\n".join(stories)
+    return f"{head}\n\n{_lines(('case', 'what it is', 'lesson'), rows)}\n\n" + "\n".join(stories)
 
 
 def fingerprints():
     """A table of every fault and what becomes of every tensor."""
     names = [f"${SHORT[name]}$" if name in SHORT else name for name in TENSORS]
-    lines = [f"| fault | {' | '.join(names)} | lesson |", "|---" * (len(names) + 2) + "|"]
-    for row in fingerprint().values():
-        cells = (_kind(cell) for cell in row.cells.values())
-        lines.append(f"| [{row.cause.name}](#{row.cause.case}) | {' | '.join(cells)} | {row.cause.lesson} |")
-    return "\n".join(lines)
+    rows = (
+        (f"[{row.cause.name}](#{row.cause.case})", *map(_kind, row.cells.values()), row.cause.lesson)
+        for row in fingerprint().values()
+    )
+    return _lines(("fault", *names, "lesson"), rows)
 
 
 def _kind(cell):
@@ -152,9 +151,9 @@ def commands(head):
     """What `flakit COMMAND --help` says. head: the words before it."""
     group, parts = typer.main.get_command(cli.app), [head]
     for name, command in group.commands.items():
-        given = [option for option in command.params if not getattr(option, "hidden", False)]
+        options = [option for option in command.params if not getattr(option, "hidden", False)]
         words = re.sub(r"^flakit .*(\n\nflakit .*)*", _as_code, inspect.cleandoc(command.help), flags=re.M)
-        listed = "\n\n".join(f"`{', '.join(_spelt(option))}`\n: {escaped(option.help or '')}" for option in given)
+        listed = "\n\n".join(f"`{', '.join(_spelt(option))}`\n: {escaped(option.help or '')}" for option in options)
         parts.append(f"## flakit {name}\n\n{words}\n\n{listed}\n")
     return "\n\n".join(parts)
 
@@ -176,36 +175,32 @@ FIRST = ("device", "date", "torch", "triton", "flakit", "command")
 def results(root):
     """A page for every file in data/, and one that lists them."""
     words = _sections((root / "data" / "README.md").read_text())
-    made, listed = {}, []
+    pages, listed = {}, []
     for path in sorted((root / "data").glob("*.json"), key=lambda path: (not path.stem.startswith("h200"), path.stem)):
         stored = json.loads(path.read_text())
         meta, columns, rows = stored["meta"], stored["columns"], stored["rows"]
         about, what = words[path.name]
         shown = [n for n, column in enumerate(columns) if path.stem != "workbench" or column not in NOT_SHOWN]
-        provenance = "\n".join(
-            f"| {key} | {_code(value) if key == 'command' else escaped(str(value))} |"
-            for key, value in sorted(meta.items(), key=lambda item: FIRST.index(item[0]) if item[0] in FIRST else 99)
-        )
-        made[f"results/{path.stem}.md"] = (
+        keys = sorted(meta, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+        provenance = [(key, f"`{meta[key]}`" if key == "command" else escaped(str(meta[key]))) for key in keys]
+        pages[f"results/{path.stem}.md"] = (
             f"# {path.stem}\n\n{about}\n\n"
-            f"## Where it comes from\n\n| | |\n|---|---|\n{provenance}\n| file | `data/{path.name}` |\n\n"
+            f"## Where it comes from\n\n{_lines(('', ''), [*provenance, ('file', f'`data/{path.name}`')])}\n\n"
             f"## The table\n\n```{{raw}} html\n{sortable(path.stem, columns, rows, shown)}\n```\n\n"
             f"## What the columns say\n\n{what}\n"
         )
-        listed.append(
-            f"| [{path.stem}]({path.stem}.md) | {_first_sentence(about)} | {escaped(meta['device'])} "
-            f"| [{meta['date']}]{{.nowrap}} | {len(rows)} |"
-        )
-    table = "\n".join(["| file | what it is | measured on | day | rows |", "|---|---|---|---|---|", *listed])
-    pages = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in made)
-    made["results/index.md"] = (
+        device, day = escaped(meta["device"]), f"[{meta['date']}]{{.nowrap}}"
+        listed.append((f"[{path.stem}]({path.stem}.md)", _first_sentence(about), device, day, len(rows)))
+    table = _lines(("file", "what it is", "measured on", "day", "rows"), listed)
+    names = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in pages)
+    pages["results/index.md"] = (
         "# Recorded measurements\n\n"
         "What was measured on a machine that a reader may not have, kept with the day, the versions and the command "
         "that remakes it. Lessons and panels show these numbers where there is no GPU, always labelled as recorded; "
         f"`flakit.numerics.recorded.read` gives them to a script:\n\n{EXAMPLE}\n\n{table}\n\n"
-        f"```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
-    return made
+    return pages
 
 
 EXAMPLE = """```python
@@ -219,21 +214,17 @@ print(table.select(dtype="bfloat16", tensor="dw")[0])
 
 def _sections(readme):
     """{file: (what it is, what its columns say)} from the README of data/."""
-    found = {}
+    sections = {}
     for section in re.split(r"^## ", readme, flags=re.M)[1:]:
         head, _, body = section.partition("\n")
         about, table, after = re.match(r"(.*?)(^\|.*?)((?:^[^|]|\Z).*)", body, re.M | re.S).groups()
         for file in re.findall(r"\w+\.json", head):
-            found[file] = about.strip(), f"{table.strip()}\n\n{after.strip()}"
-    return found
+            sections[file] = about.strip(), f"{table.strip()}\n\n{after.strip()}"
+    return sections
 
 
 def _first_sentence(text):
     return re.split(r"(?<=[.:])\s", " ".join(text.split()))[0].rstrip(".:")
-
-
-def _code(text):
-    return f"`{text}`"
 
 
 def sortable(name, columns, rows, shown):
@@ -329,7 +320,7 @@ def ranks(page):
     picture = over_ranks(*simulate.drawn("rwkv7"))
     forward, backward = simulate.messages(case)
     rows, small = simulate.table(case), (forward.apply + backward.apply) * net.small_us / 1e3
-    said = {
+    places = {
         "picture": picture.alt,
         "tokens": f"{tokens:,}",
         "network": (
@@ -383,7 +374,7 @@ def ranks(page):
             for need in [simulate.tokens_a_rank("rwkv7", r, "levels", 0.9)]
         ),
     }
-    for name, text in said.items():
+    for name, text in places.items():
         page = page.replace(f"{{{{{name}}}}}", str(text))
     return page, picture
 

@@ -8,7 +8,7 @@ torch; those of test_every_panel.py and test_panels.py start as those of `make l
 import nbformat
 import pytest
 
-from docs.lessons import LESSONS, SOLUTIONS, WITH_EXERCISES, read
+from docs.lessons import LESSONS, SOLUTIONS, WITH_EXERCISES, code_cells, read
 from flakit.lab import FIRST
 from tests.browser import lab, layout
 
@@ -26,7 +26,7 @@ def open_after_solutions(served, open_notebook):
         solutions = [path for path in SOLUTIONS if path.name == name]
         assert len(solutions) == any(path.name == name for path in WITH_EXERCISES)
         both = read(served / name)
-        cells = [cell.source for path in solutions for cell in read(path).cells if cell.cell_type == "code"]
+        cells = [cell.source for path in solutions for cell in code_cells(read(path))]
         before = ["%cd -q solutions", *cells, "%cd -q .."]
         both.cells = [*map(nbformat.v4.new_code_cell, before), *both.cells]
         nbformat.write(both, served / f"after_{name}")

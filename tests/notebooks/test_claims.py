@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from docs.claims import broken, claims, contradicted, letters, minutes, not_held, with_probes
-from docs.lessons import LESSONS, NOTEBOOKS, name, read, run
+from docs.lessons import LESSONS, NOTEBOOKS, code_cells, name, prose_cells, read, run
 from flakit.panels import sketch
 
 pytestmark = pytest.mark.notebook
@@ -19,7 +19,7 @@ GLOSSARY = NOTEBOOKS / "glossary.md"
 
 def top(lesson):
     """What a lesson says before its first heading of a section; the picture that it begins with may stand between."""
-    prose = "\n\n".join(cell.source for cell in lesson.cells if cell.cell_type == "markdown")
+    prose = "\n\n".join(cell.source for cell in prose_cells(lesson))
     return prose.partition("\n## ")[0]
 
 
@@ -144,19 +144,16 @@ def test_panels_contradict_what_stands_in_their_section(tmp_path):
 @pytest.mark.parametrize("lesson", HELD)
 def test_every_number_of_the_prose_is_held(lesson):
     (path,) = [path for path in LESSONS if path.stem == lesson]
-    prose = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
-    assert [number for source in prose for number in not_held(source)] == []
+    assert [number for cell in prose_cells(read(path)) for number in not_held(cell.source)] == []
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=name)
 def test_no_question_has_its_answer_in_its_cell(path):
-    for cell in read(path).cells:
-        if cell.cell_type == "code" and "predict(" in cell.source:
-            calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
-            for call in (call for call in calls if getattr(call.func, "id", "") == "predict"):
-                (answer,) = [keyword.value for keyword in call.keywords if keyword.arg == "answer"]
-                body = answer.body if isinstance(answer, ast.Lambda) else answer
-                assert any(isinstance(node, (ast.Name, ast.Call)) for node in ast.walk(body)), "answer: measure it"
+    nodes = [node for cell in code_cells(read(path)) for node in ast.walk(ast.parse(cell.source))]
+    for call in (node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "predict"):
+        (answer,) = [keyword.value for keyword in call.keywords if keyword.arg == "answer"]
+        body = answer.body if isinstance(answer, ast.Lambda) else answer
+        assert any(isinstance(node, (ast.Name, ast.Call)) for node in ast.walk(body)), "answer: measure it"
 
 
 @pytest.mark.parametrize("lesson", HELD)
@@ -179,9 +176,7 @@ def minutes_said(lesson):
 
 
 def test_the_first_lesson_lists_all_others_with_their_minutes():
-    prose = "\n".join(
-        cell.source for cell in read(NOTEBOOKS / "00_start_here.ipynb").cells if cell.cell_type == "markdown"
-    )
+    prose = "\n".join(cell.source for cell in prose_cells(read(NOTEBOOKS / "00_start_here.ipynb")))
     listed = re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\) \| .+ \| (\d+) \| (\d+) \|$", prose, re.M)
     assert [lesson for lesson, *_ in listed] == [path.stem for path in LESSONS if path.stem[:2] != "00"]
     assert listed == [(lesson, *minutes_said(read(NOTEBOOKS / f"{lesson}.ipynb"))) for lesson, *_ in listed]
@@ -210,7 +205,7 @@ def test_a_letter_of_the_glossary_means_one_thing_but_for_what_an_operator_calls
 @pytest.mark.parametrize("path", LESSONS, ids=name)
 def test_the_letters_of_the_formulas_are_those_of_the_glossary(path):
     known = set().union(*(found for found, _ in _rows_of_letters())) | {"e", "d"}
-    used = set().union(*(letters(cell.source) for cell in read(path).cells if cell.cell_type == "markdown"))
+    used = set().union(*(letters(cell.source) for cell in prose_cells(read(path))))
     unknown = {each for each in used - known if each[1:] not in known or each[0] != "d"}
     assert unknown == set(), "a row in the glossary, or a letter that is there"
 
@@ -219,13 +214,3 @@ def test_the_glossary_ends_float32_where_it_ends():
     (end,) = re.findall(r"exponential of anything above ([\d.]+) is too large for\s+float32", GLOSSARY.read_text())
     largest = math.log(torch.finfo(torch.float32).max)
     assert abs(float(end) - largest) <= 0.005
-
-
-@pytest.mark.parametrize("lesson", HELD)
-def test_links_lead_somewhere(lesson):
-    prose = "\n".join(cell.source for cell in read(NOTEBOOKS / f"{lesson}.ipynb").cells if cell.cell_type == "markdown")
-    headings = {head.strip().replace(" ", "-") for head in re.findall(r"^#+ (.+)$", prose, re.M)}
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if not link.startswith("https://")]
-    assert links
-    for link in links:  # a folder is none: JupyterLab opens it with an error
-        assert link[1:] in headings if link.startswith("#") else (NOTEBOOKS / link).is_file(), link

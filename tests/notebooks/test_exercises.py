@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from docs.lessons import NOTEBOOKS, SOLUTIONS, WITH_EXERCISES, name, read
+from docs.lessons import NOTEBOOKS, SOLUTIONS, WITH_EXERCISES, code_cells, name, read
 
 pytestmark = pytest.mark.notebook
 
 
 def verdicts(path):
     """What the checks of an executed notebook printed: [(exercise, "right" or "not yet"), …]."""
-    outputs = [output for cell in read(path).cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [output for cell in code_cells(read(path)) for output in cell.outputs]
     text = "".join(output.text for output in outputs if output.output_type == "stream")
     return re.findall(r"^(\S.*): (right|not yet)$", text, re.M)
 
@@ -29,10 +29,8 @@ def test_exercises_are_open_in_the_lesson_and_solved_in_its_solutions(path):
 
 @pytest.mark.parametrize("path", WITH_EXERCISES, ids=name)
 def test_a_wrong_solution_would_fail_its_cell(path):
-    cells = read(NOTEBOOKS / "solutions" / path.name).cells
-    checks = [
-        line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines() if "check(" in line
-    ]
+    cells = code_cells(read(NOTEBOOKS / "solutions" / path.name))
+    checks = [line for cell in cells for line in cell.source.splitlines() if "check(" in line]
     assert checks and all(re.match(r"\s*assert check\(", line) for line in checks), "write: assert check(…)"
 
 
@@ -177,11 +175,10 @@ def test_what_is_used_unlooked_at_is_seen():
 def test_the_file_of_the_solutions_is_what_they_add():
     written, added = set(), set()
     for path in SOLUTIONS:
-        for cell in read(path).cells:
-            if cell.cell_type == "code":
-                body = ast.parse(cell.source).body
-                written |= {ast.unparse(node) for node in body if isinstance(node, ast.FunctionDef)}
-                added |= set(re.findall(r"mine\.add\((\w+)", cell.source))
+        for cell in code_cells(read(path)):
+            body = ast.parse(cell.source).body
+            written |= {ast.unparse(node) for node in body if isinstance(node, ast.FunctionDef)}
+            added |= set(re.findall(r"mine\.add\((\w+)", cell.source))
     file = ast.parse((NOTEBOOKS / "solutions" / "mine.py").read_text(encoding="utf-8")).body
     kept = {node.name: ast.unparse(node) for node in file if isinstance(node, ast.FunctionDef)}
     assert added and added <= set(kept)

@@ -4,7 +4,17 @@ import re
 
 import pytest
 
-from docs.lessons import LESSONS, MAX_BYTES, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, read
+from docs.lessons import (
+    LESSONS,
+    MAX_BYTES,
+    SOLUTIONS,
+    TRANSLATIONS,
+    WIDGET_VIEW,
+    code_cells,
+    name,
+    prose_cells,
+    read,
+)
 
 pytestmark = pytest.mark.notebook
 
@@ -17,35 +27,31 @@ def path(request):
 
 
 @pytest.fixture
-def code_cells(path):
-    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+def outputs(path):
+    return [output for cell in code_cells(read(path)) for output in cell.outputs]
 
 
-def outputs(cells):
-    return [output for cell in cells for output in cell.outputs]
-
-
-def test_code_cells_are_short(code_cells):
-    long = {cell.source.splitlines()[0]: len(cell.source.splitlines()) for cell in code_cells if cell.source}
-    assert {first: n for first, n in long.items() if n > MAX_LINES} == {}
+def test_code_cells_are_short(path):
+    cells = [cell.source for cell in code_cells(read(path))]
+    assert [source for source in cells if len(source.splitlines()) > MAX_LINES] == []
 
 
 def test_small(path):
     assert path.stat().st_size < MAX_BYTES
 
 
-def test_ran_in_order(code_cells):
-    counts = [cell.execution_count for cell in code_cells]
+def test_ran_in_order(path):
+    counts = [cell.execution_count for cell in code_cells(read(path))]
     assert counts == list(range(1, len(counts) + 1)), "make notebooks runs it and stores the outputs"
 
 
-def test_no_error_output(code_cells):
-    assert [output.ename for output in outputs(code_cells) if output.output_type == "error"] == []
+def test_no_error_output(outputs):
+    assert [output.ename for output in outputs if output.output_type == "error"] == []
 
 
-def test_no_widget_state(path, code_cells):
+def test_no_widget_state(path, outputs):
     assert "widgets" not in read(path).metadata
-    views = [output for output in outputs(code_cells) if WIDGET_VIEW in output.get("data", {})]
+    views = [output for output in outputs if WIDGET_VIEW in output.get("data", {})]
     assert views == [], "a view without its state shows as 'model not found'"
 
 
@@ -54,16 +60,17 @@ def test_no_machine_path(path):
     assert homes == []
 
 
-def test_lessons_end_with_what_to_remember():
-    missing = [
-        name(path)
-        for path in LESSONS
-        if not any(
-            cell.cell_type == "markdown" and re.search(r"^#+ .*what to remember", cell.source, re.I | re.M)
-            for cell in read(path).cells[-3:]
-        )
-    ]
-    assert missing == []
+def test_links_lead_somewhere(path):
+    prose = "\n".join(cell.source for cell in prose_cells(read(path)))
+    headings = {heading.strip().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.M)}
+    for link in re.findall(r"\]\((?!https?://)([^)]+)\)", prose):  # a folder is none: JupyterLab opens it with an error
+        assert link[1:] in headings if link.startswith("#") else (path.parent / link).is_file(), link
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name)
+def test_a_lesson_ends_with_what_to_remember(path):
+    last = [cell.source for cell in read(path).cells[-3:] if cell.cell_type == "markdown"]
+    assert re.search(r"^#+ .*what to remember", "\n".join(last), re.I | re.M)
 
 
 @pytest.mark.parametrize("start", ["00_start_here", "03", "04", "05"])
@@ -79,7 +86,3 @@ def test_a_picture_is_on_the_first_screen(start):
 def test_every_solution_has_its_lesson():
     lessons = {path.stem for path in LESSONS}
     assert [s.stem for s in SOLUTIONS if not any(s.stem.startswith(lesson) for lesson in lessons)] == []
-
-
-def test_there_are_notebooks():
-    assert LESSONS, f"no notebook in {NOTEBOOKS}"

@@ -186,7 +186,7 @@ def test_every_move_leads_where_it_leads_in_the_panel(data):
                 if to is None or to < 0 or value == frame["at"][n]:
                     continue
                 panel, label = live(data, frame), data["knobs"][n]["values"][value]
-                stops = {frames._said(each): each for each in knobs.stops_of(panel.knobs[name])}
+                stops = {frames._label(each): each for each in knobs.stops_of(panel.knobs[name])}
                 stops |= {"first": "a", "second": "b"}
                 assert label in stops, (name, label)
                 panel.move(name, stops[label])
