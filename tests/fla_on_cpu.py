@@ -152,7 +152,9 @@ def token_shift(x, cu_seqlens=None, cache=None, output_cache=False, chunk_indice
     return (delta, last) if output_cache else delta
 
 
-def norm(x, weight, bias, residual, eps, prenorm, is_rms_norm, num_groups=1):
+def norm(
+    x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False, is_rms_norm=False, num_groups=1
+):
     if residual is not None:
         x = x + residual
     y = x.unflatten(-1, (num_groups, -1))
@@ -163,30 +165,11 @@ def norm(x, weight, bias, residual, eps, prenorm, is_rms_norm, num_groups=1):
     return (y, x) if prenorm else y
 
 
-def layer_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False, is_rms_norm=False):
-    return norm(x, weight, bias, residual, eps, prenorm, is_rms_norm)
-
-
-def group_norm(
-    x,
-    weight,
-    bias,
-    residual=None,
-    eps=1e-5,
-    prenorm=False,
-    residual_in_fp32=False,
-    is_rms_norm=False,
-    num_groups=1,
-):
-    return norm(x, weight, bias, residual, eps, prenorm, is_rms_norm, num_groups)
-
-
-def rms_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False):
-    return norm(x, weight, bias, residual, eps, prenorm, True)
+rms_norm = functools.partial(norm, is_rms_norm=True)
 
 
 def rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-5, **_):
-    return F.linear(norm(x, norm_weight, norm_bias, residual, eps, False, True), linear_weight, linear_bias)
+    return F.linear(rms_norm(x, norm_weight, norm_bias, residual, eps), linear_weight, linear_bias)
 
 
 def l2_norm(x, eps=1e-6, output_dtype=None):
@@ -226,8 +209,8 @@ def helper_kernels_in_torch():
 
     functions = {
         shift.token_shift: token_shift,
-        layernorm.layer_norm: layer_norm,
-        layernorm.group_norm: group_norm,
+        layernorm.layer_norm: norm,
+        layernorm.group_norm: norm,
         layernorm.rms_norm: rms_norm,
         layernorm.rms_norm_linear: rms_norm_linear,
         l2norm.l2_norm: l2_norm,

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from flakit import train
 from flakit.cli import app
 from tests.commands import ROOT, completed
+from tests.imports import names_imported
 from tests.serving import serving
 
 if sys.version_info >= (3, 11):
@@ -101,16 +102,7 @@ MODULES = {p.relative_to(ROOT / "flakit").as_posix(): p for p in sorted((ROOT / 
 
 @functools.cache
 def imported(path):
-    """Absolute names of everything a module imports, inside functions too."""
-    found, package = [], path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [f"{module}.{alias.name}" for alias in node.names]
-    return found
+    return names_imported(ROOT, path)
 
 
 def rooms(path):

@@ -2,19 +2,19 @@
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
 from flakit.numerics import recorded
+from tests.commands import ROOT
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = ROOT / "data"
+sys.path.insert(0, str(DATA))  # from where tests import a command, and processes that it spawns
 
 
 @pytest.fixture
 def record(monkeypatch, tmp_path):
     """record("record_gate_drift", "--quick") -> the table that the command has written to `out`."""
-    monkeypatch.syspath_prepend(DATA)  # from where processes that it spawns import it, too
 
     def run(name, *options, out=tmp_path / "recorded.json"):
         assert (DATA / f"{name}.py").read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n')

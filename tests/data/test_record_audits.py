@@ -1,31 +1,20 @@
 """The command that records audits writes what notebook 15 reads, and the committed recording is whole."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
+import record_audits as command
 
 from flakit.instruments import checks
 from flakit.instruments.probes import PROBES
 from flakit.numerics import recorded
-
-COMMAND = Path(__file__).parents[2] / "data" / "record_audits.py"
-
-
-@pytest.fixture(scope="module")
-def command():
-    spec = importlib.util.spec_from_file_location("record_audits", COMMAND)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.commands import ROOT
 
 
 @pytest.mark.full
 def test_it_writes_a_row_for_each_operator_and_probe(record, monkeypatch):
     """The first operator is audited in a process of its own, as all are; the others in this one, which takes less."""
-    command = importlib.import_module("record_audits")
     in_a_process = command._in_a_process
 
     def audited(subject, options, folder):
@@ -42,7 +31,7 @@ def test_it_writes_a_row_for_each_operator_and_probe(record, monkeypatch):
     assert "scale" in found.rows[0]["setting"] and found.meta["unfinished"] == "none"
 
 
-def test_an_autotuner_is_left_its_first_configuration(command, monkeypatch):
+def test_an_autotuner_is_left_its_first_configuration(monkeypatch):
     autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
     seen = []
 
@@ -56,7 +45,7 @@ def test_an_autotuner_is_left_its_first_configuration(command, monkeypatch):
 
 
 @pytest.mark.full
-def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(command, tmp_path, monkeypatch, capsys):
+def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(tmp_path, monkeypatch, capsys):
     """Of one operator: that every one has its turn is shown above."""
     monkeypatch.setattr(command, "SUBJECTS", {"flakit": command.SUBJECTS["flakit"][:1]})
     options = ["record_audits.py", "--only", "no-such-probe", "--out", str(tmp_path / "audits.json")]
@@ -68,7 +57,7 @@ def test_an_operator_that_cannot_be_audited_is_named_with_the_reason(command, tm
 
 
 @pytest.mark.full
-def test_the_family_s_kernels_are_there_and_each_takes_the_arguments_of_its_reference(command):
+def test_the_family_s_kernels_are_there_and_each_takes_the_arguments_of_its_reference():
     pytest.importorskip("fla")
     from flakit.instruments.subject import load
 
@@ -84,7 +73,7 @@ RECORDED = ("gpu", "flakit"), ("gpu", "fla"), ("gpu_family", "family"), ("cpu", 
 
 
 @pytest.mark.parametrize("where, whose", RECORDED)
-def test_the_recordings_have_every_operator_and_probe(command, where, whose):
+def test_the_recordings_have_every_operator_and_probe(where, whose):
     found = recorded.read(f"{where}_audits")
     assert found.meta["unfinished"] == "none"
     for subject in command.SUBJECTS[whose]:
@@ -95,11 +84,11 @@ def test_the_recordings_have_every_operator_and_probe(command, where, whose):
             assert others == {("other-device", "not supported") if where == "cpu" else ("ranks", "not run")}
 
 
-def test_the_documents_have_what_was_recorded_of_the_family(command):
+def test_the_documents_have_what_was_recorded_of_the_family():
     found, lines = recorded.read("gpu_family_audits"), []
     for subject in command.SUBJECTS["family"]:
         name, _, like = subject.rpartition(":")[2].partition(" as ")
         of = {verdict: found.select(subject=subject, verdict=verdict) for verdict in ("pass", "not supported", "fail")}
         failed = ", ".join(f"`{row['probe']}`" for row in of["fail"])
         lines.append(f"| `{name}` | {like} | {len(of['pass'])} | {len(of['not supported'])} | {failed} |")
-    assert "\n".join(lines) in (COMMAND.parents[1] / "docs" / "instruments.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in (ROOT / "docs" / "instruments.md").read_text(encoding="utf-8")

@@ -1,24 +1,17 @@
 """The command that records flash-linear-attention's models: what it compares, tiny and on a CPU."""
 
-import importlib.util
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import record_fla_models as command
 import torch
 
 from flakit.numerics import recorded
 from tests import fla_on_cpu
+from tests.commands import ROOT, completed
 
-SCRIPT = Path(__file__).parents[2] / "data" / "record_fla_models.py"
-SPEC = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-record = importlib.util.module_from_spec(SPEC)
-sys.modules[SCRIPT.stem] = record  # its dataclass looks itself up
-SPEC.loader.exec_module(record)
-
-TINY = replace(record.QUICK, hidden=64, vocabulary=64, T=96, rounds=1, steps=2)
+TINY = replace(command.QUICK, hidden=64, vocabulary=64, T=96, rounds=1, steps=2)
 
 
 @pytest.mark.full
@@ -28,13 +21,15 @@ def test_ours_stand_beside_the_originals(tmp_path):
         pytest.importorskip(part, reason="needs flash-linear-attention: pip install --editable '.[fla]'")
     rows = []
     with fla_on_cpu.helper_kernels_in_torch(), fla_on_cpu.recurrences_in_place():
-        for name in record.MODELS:
-            rows += record.compare(name, TINY, "cpu", torch.float32)
+        for name in command.MODELS:
+            rows += command.compare(name, TINY, "cpu", torch.float32)
     meta = recorded.provenance("python data/record_fla_models.py", "CPU", fla="0.6.0")
-    made = recorded.read(recorded.write(tmp_path / "models.json", meta, rows))
-    assert [(row["op"], row["who"]) for row in made.rows] == [(op, who) for op in record.MODELS for who in record.WHO]
-    for op in record.MODELS:
-        (theirs,), (ours,) = (made.select(op=op, who=who) for who in record.WHO)
+    table = recorded.read(recorded.write(tmp_path / "models.json", meta, rows))
+    assert [(row["op"], row["who"]) for row in table.rows] == [
+        (op, who) for op in command.MODELS for who in command.WHO
+    ]
+    for op in command.MODELS:
+        (theirs,), (ours,) = (table.select(op=op, who=who) for who in command.WHO)
         for name in ("fresh_loss", "fresh_grad_norm", "loss", "grad_norm"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3)
         assert theirs["gradient_difference"] == theirs["logit_difference"] == 0  # run twice: the same bits
@@ -44,17 +39,17 @@ def test_ours_stand_beside_the_originals(tmp_path):
 
 
 def test_the_recording_is_what_the_reference_says():
-    made = recorded.read("h200_fla_models")
-    assert made.meta["fla"] == "0.6.0" and set(made.values("op")) == set(record.MODELS)
-    reference = (SCRIPT.parents[1] / "docs/operators.md").read_text()
-    for op in record.MODELS:
-        (theirs,), (ours,) = (made.select(op=op, who=who) for who in record.WHO)
+    table = recorded.read("h200_fla_models")
+    assert table.meta["fla"] == "0.6.0" and set(table.values("op")) == set(command.MODELS)
+    reference = (ROOT / "docs/operators.md").read_text()
+    for op in command.MODELS:
+        (theirs,), (ours,) = (table.select(op=op, who=who) for who in command.WHO)
         for name in ("fresh_loss", "fresh_grad_norm", "loss", "grad_norm"):  # 8 bits each, thousands of terms
             assert ours[name] == pytest.approx(theirs[name], rel=2e-3)
         assert theirs["gradient_difference"] == theirs["logit_difference"] == 0
         assert ours["gradient_difference"] < 0.1 and ours["logit_difference"] < 0.02
-        told = next(line for line in reference.splitlines() if line.startswith(f"| {op.upper()} |") and "/" in line)
-        cells = told.split("|")[2:-1]
+        listed = next(line for line in reference.splitlines() if line.startswith(f"| {op.upper()} |") and "/" in line)
+        cells = listed.split("|")[2:-1]
         for name, cell in zip(
             ("loss", "grad_norm", "step_ms", "host_ms", "peak_gib", "generate_ms"), cells, strict=True
         ):
@@ -65,5 +60,5 @@ def test_the_recording_is_what_the_reference_says():
 @pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_without_a_gpu_the_command_says_so():
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300)
+    done = completed(sys.executable, command.__file__, timeout=300)
     assert done.returncode == 2 and "needs a GPU" in done.stderr

@@ -78,24 +78,31 @@ def test_every_experiment_says_whether_it_was_kept():
     assert sum(row["kept"] for row in STEPS.rows) > len(STEPS.rows) / 3
 
 
+def lines_below(head):
+    """The rows of the log's table with such a head, and what follows them."""
+    lines = [line for _, line in BLOCKS]
+    (place,) = [n for n, line in enumerate(lines) if head in line]
+    return lines[place + 2 :]
+
+
 def test_how_many_sequences_it_takes():
     table = recorded.read("h200_waves")
-    ((_, head),) = [found for found in BLOCKS if "sequences | programs" in found[1]]
-    lines = [line for _, line in BLOCKS][[line for _, line in BLOCKS].index(head) + 2 :]
-    for row, line in zip(table.rows, lines, strict=False):
-        cells = [float(cell) for cell in line.strip("| ").split("|")]
-        assert cells == [row["B"], row["programs"], row["one_program_ms"], row["long_ms"]]
+    for row, line in zip(table.rows, lines_below("sequences | programs"), strict=False):
+        assert [float(cell) for cell in cells_of(line)] == [
+            row["B"],
+            row["programs"],
+            row["one_program_ms"],
+            row["long_ms"],
+        ]
         assert row["programs"] == row["B"] * table.meta["H"]
 
 
 def test_what_steep_chunks_cost():
     table = recorded.read("h200_steep")
-    ((_, head),) = [found for found in BLOCKS if "RWKV6 before | after" in found[1]]
-    lines = [line for _, line in BLOCKS][[line for _, line in BLOCKS].index(head) + 2 :]
     decays, times = table.values("decay"), {(row["op"], row["decay"]): row for row in table.rows}
     assert len(times) == len(table.rows) == 2 * len(decays)
-    for decay, line in zip(decays, lines, strict=False):
-        name, *cells = line.strip("| ").split("|")
+    for decay, line in zip(decays, lines_below("RWKV6 before | after"), strict=False):
+        name, *cells = cells_of(line)
         first = {"trained": "-exp(x - 3)", -math.inf: "-inf everywhere"}.get(decay, "")
         first = first or (f"{decay:g} everywhere" if isinstance(decay, float) else decay.removesuffix(" steep"))
         assert first in name

@@ -10,14 +10,11 @@ there. Rows with the same kernels stand together, so that one process compiles t
 `python -m tests.gpu.covering` remakes the files; a test checks that what is committed still covers everything.
 """
 
-import csv
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from flakit.numerics.operators import operator
 from tests.ops import settings
 from tests.ops.pairwise import Row, covering_rows, feasible_pairs, pairs_of
 from tests.ops.settings import Setting
@@ -43,19 +40,13 @@ def kernels(setting: Setting) -> tuple:
 
 
 def load(name: str) -> list[Setting]:
-    """The rows of a set of `SETS`, for the first operator that it serves."""
-    with path(name).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    first, types = "gsa" if "M" in SETS[name] else "rwkv6", {f.name: f.type for f in fields(Setting)}
-    return [Setting(op=first, **{column: types[column](x) for column, x in row.items()}) for row in rows]
+    """The rows of a set of `SETS`."""
+    return settings.read(path(name))
 
 
 def covering_set(op: str, name: str = "full") -> list[Setting]:
-    """An operator's settings, "full" or "fused"; chunks longer than its kernels take are its longest."""
-    most = max(operator(op).chunk_sizes)
-    chunks = {str(C): str(min(C, most)) for C in (16, 32, 64)} | {"default": "default"}
-    rows = load(f"gsa_{name}" if op == "gsa" else name)
-    return [replace(setting, op=op, chunk_size=chunks[setting.chunk_size]) for setting in rows]
+    """An operator's settings, "full" or "fused"."""
+    return settings.of_operator(op, load(f"gsa_{name}" if op == "gsa" else name))
 
 
 def kinds(name: str) -> dict[str, tuple]:
@@ -64,16 +55,8 @@ def kinds(name: str) -> dict[str, tuple]:
 
 
 def generate(name: str) -> list[Setting]:
-    """The rows by kind, then for each row the value of its kind that has been used least often."""
-    factors, used, rows = SETS[name], Counter(), []
-    for row in _rows(name):
-        del row["packed"]
-        for factor, values in factors.items():
-            if isinstance(values, dict):
-                row[factor] = min(values[row[factor]], key=lambda x: used[x])
-                used[row[factor]] += 1
-        rows.append(Setting(op="gsa" if "M" in row else "rwkv6", **row))
-    return sorted(rows, key=lambda s: (*map(str, kernels(s)), s.T, s.decay))
+    rows = [{factor: row[factor] for factor in SETS[name]} for row in _rows(name)]
+    return sorted(settings.with_values(rows, SETS[name]), key=lambda s: (*map(str, kernels(s)), s.T, s.decay))
 
 
 def _rows(name: str) -> list[Row]:
@@ -130,14 +113,6 @@ def _grow(row: Row, factors, missing, used, rng) -> Row:
     return row
 
 
-def write() -> None:
-    for name in SETS:
-        path(name).parent.mkdir(exist_ok=True)
-        with path(name).open("w", newline="") as file:
-            table = csv.DictWriter(file, list(SETS[name]), extrasaction="ignore", lineterminator="\n")
-            table.writeheader()
-            table.writerows(map(asdict, generate(name)))
-
-
 if __name__ == "__main__":
-    write()
+    for name in SETS:
+        settings.write(path(name), SETS[name], generate(name))

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.imports import names_imported
+
 ROOT = Path(__file__).parents[2]
 ALWAYS = "ops", "numerics"
 PACKAGES = "flakit", "tests"
@@ -99,18 +101,10 @@ def _imported(root: Path, path: Path) -> tuple[Path, ...]:
 @cache
 def _imports(root: Path, path: Path, _: int) -> tuple[Path, ...]:
     """The files of what a module imports, of the packages around it too."""
-    tree, package = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(root).parts[:-1]
-    at_once = path == root / "flakit" / "__init__.py"
-    names = [".".join(package)]
-    for node in tree.body if at_once else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
-    found = {file for name in names if name.split(".")[0] in PACKAGES for file in _of(root, name)}
-    return tuple(sorted(found - {path}))
+    package = ".".join(path.relative_to(root).parts[:-1])
+    names = [package, *names_imported(root, path, at_once=path == root / "flakit" / "__init__.py")]
+    files = {file for name in names if name.split(".")[0] in PACKAGES for file in _of(root, name)}
+    return tuple(sorted(files - {path}))
 
 
 def _of(root: Path, name: str) -> Iterator[Path]:

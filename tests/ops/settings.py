@@ -9,7 +9,7 @@ files; a test checks that what is committed still covers everything.
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from math import ceil
@@ -183,19 +183,33 @@ def strided(x: Tensor) -> Tensor:
     return gapped[..., 0].permute(*reversed(range(x.ndim)))
 
 
-def load(name: str) -> list[Setting]:
-    """The rows of a set of `SETS`, for the first operator that it serves."""
-    with path(name).open(newline="") as file:
+def read(path: Path) -> list[Setting]:
+    """The rows of a file, for the first operator that they serve."""
+    with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    first, types = "gsa" if "M" in SETS[name] else "rwkv6", {f.name: f.type for f in fields(Setting)}
-    return [Setting(op=first, **{column: types[column](x) for column, x in row.items()}) for row in rows]
+    types = {f.name: f.type for f in fields(Setting)}
+    return [_of_first({column: types[column](x) for column, x in row.items()}) for row in rows]
+
+
+def _of_first(row: dict) -> Setting:
+    return Setting(op="gsa" if "M" in row else "rwkv6", **row)
+
+
+def load(name: str) -> list[Setting]:
+    """The rows of a set of `SETS`."""
+    return read(path(name))
+
+
+def of_operator(op: str, settings: Sequence[Setting]) -> list[Setting]:
+    """The settings for another operator; chunks longer than its kernels take are its longest."""
+    most = max(operator(op).chunk_sizes)
+    chunks = {str(C): str(min(C, most)) for C in (16, 32, 64)} | {"default": "default"}
+    return [replace(setting, op=op, chunk_size=chunks[setting.chunk_size]) for setting in settings]
 
 
 def covering_set(op: str, size: str) -> list[Setting]:
-    """The settings of an operator, "full" or "small"; chunks longer than its kernels take are its longest."""
-    rows, most = load(f"gsa_{size}" if op == "gsa" else size), max(operator(op).chunk_sizes)
-    chunks = {str(C): str(min(C, most)) for C in (16, 32, 64)} | {"default": "default"}
-    return [replace(setting, op=op, chunk_size=chunks[setting.chunk_size]) for setting in rows]
+    """The settings of an operator, "full" or "small"."""
+    return of_operator(op, load(f"gsa_{size}" if op == "gsa" else size))
 
 
 def named(setting):
@@ -236,27 +250,31 @@ def allowed(row: Row) -> bool:
     return cost <= LARGEST
 
 
-def generate(name: str) -> list[Setting]:
-    """The rows by kind, then for each row the value of its kind that has been used least often."""
-    used = Counter()
-    rows = []
-    for row in covering_rows(kinds(name), allowed):
-        for factor, values in SETS[name].items():
+def with_values(rows: Iterable[Row], factors: Mapping) -> list[Setting]:
+    """Settings of rows by kind: in each row the value of its kind that has been used least often."""
+    used, settings = Counter(), []
+    for row in rows:
+        for factor, values in factors.items():
             if isinstance(values, dict):
                 row[factor] = min(values[row[factor]], key=lambda x: used[x])
                 used[row[factor]] += 1
-        rows.append(Setting(op="gsa" if "M" in row else "rwkv6", **row))
-    return sorted(rows, key=lambda s: (s.T, s.K, s.V, s.decay, s.dtype))
+        settings.append(_of_first(row))
+    return settings
 
 
-def write() -> None:
-    for name in SETS:
-        path(name).parent.mkdir(exist_ok=True)
-        with path(name).open("w", newline="") as file:
-            table = csv.DictWriter(file, list(SETS[name]), extrasaction="ignore", lineterminator="\n")
-            table.writeheader()
-            table.writerows(map(asdict, generate(name)))
+def generate(name: str) -> list[Setting]:
+    settings = with_values(covering_rows(kinds(name), allowed), SETS[name])
+    return sorted(settings, key=lambda s: (s.T, s.K, s.V, s.decay, s.dtype))
+
+
+def write(path: Path, factors: Iterable[str], settings: Iterable[Setting]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(factors), extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows(map(asdict, settings))
 
 
 if __name__ == "__main__":
-    write()
+    for name in SETS:
+        write(path(name), SETS[name], generate(name))
