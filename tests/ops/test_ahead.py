@@ -1,10 +1,13 @@
 """Kernels of a first call are compiled beside each other, and nothing else changes. On a GPU: `flakit bench`."""
 
 import gc
+import os
 import threading
+import time
 import weakref
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +17,18 @@ from flakit.ops.common.dispatch import has_triton, interpreted
 if not has_triton() or interpreted():
     pytest.skip("needs Triton, in a process without TRITON_INTERPRET", allow_module_level=True)
 
+import triton.language as tl
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from flakit.bench.launches import watched
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
+from flakit.ops.common.kernel_triton import launched
+from tests.ops.compiling import absent_gpu
 
 CALLS = {
     f"{op}-{form}": module.Launches(getattr(module, form), torch.float32, 16, 16)
@@ -31,10 +40,11 @@ EVERY = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 class Run:
-    """In place of what Triton does: `compiled` and `launched` are the kernels' names and switches, in any order."""
+    """In place of what Triton does: `compiled` and `launched` are the kernels' names and switches, in any order, and
+    `launchers` the names of kernels whose launcher was prepared."""
 
     def __init__(self, monkeypatch):
-        self.compiled, self.launched, self.fails = [], [], ""
+        self.compiled, self.launchers, self.launched, self.fails = [], [], [], ""
 
         def run(kernel, *args, grid, warmup, **options):
             name = kernel.fn.__name__
@@ -42,7 +52,10 @@ class Run:
                 raise ValueError(f"{name} cannot be compiled")
             pointers = [hasattr(x, "data_ptr") and (x.dtype, x.data_ptr() % 16) for x in args]
             (self.compiled if warmup else self.launched).append((name, *sorted(map(str, options.items())), *pointers))
+            return SimpleNamespace(src=name, metadata=None) if warmup else None
 
+        launcher = SimpleNamespace(launcher_cls=lambda src, metadata: self.launchers.append(src))
+        monkeypatch.setattr(driver, "_active", launcher)
         monkeypatch.setattr(kernel_triton, "RUN", run)
         monkeypatch.setattr(JITFunction, "run", run)
 
@@ -66,6 +79,7 @@ def test_all_of_a_first_call_is_compiled_before_it_is_launched(call, run):
     kernels = Kernels(call.module)
     forward(kernels, call, keep=False)
     assert run.launched and sorted(run.compiled) == sorted(run.launched)
+    assert sorted(run.launchers) == sorted(name for name, *_ in run.launched)
     forward(kernels, call, keep=False)
     assert len(run.launched) == 2 * len(run.compiled)
 
@@ -78,6 +92,43 @@ def test_a_forward_has_its_backward_compiled_too(call, run):
     assert sorted(run.compiled) == sorted(run.launched)
     backward(kernels, *forward(kernels, call))
     assert len(run.launched) == 2 * len(run.compiled)
+
+
+def test_large_kernels_are_compiled_first(run, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    call = CALLS["rwkv6-recurrent"]
+    kernels = Kernels(call.module)
+    backward(kernels, *forward(kernels, call))
+    assert [name for name, *_ in run.launched] == ["recurrent_kernel", "recurrent_grads_kernel"]
+    assert [name for name, *_ in run.compiled] == ["recurrent_grads_kernel", "recurrent_kernel"]
+
+
+def test_one_kernel_at_a_time_is_translated_and_several_are_compiled(monkeypatch):
+    def copy_kernel(x, y, C: tl.constexpr):
+        tl.store(y, tl.load(x) + C)
+
+    kernel, x = launched()(copy_kernel), torch.zeros(64)
+    translating, both = threading.Lock(), threading.Barrier(2, timeout=60)
+    translate = ASTSource.make_ir
+
+    def make_ir(*args):
+        assert translating.acquire(blocking=False), "two kernels are translated at once"
+        time.sleep(0.1)
+        translating.release()
+        return translate(*args)
+
+    def compile(module, *args):
+        both.wait()  # until the other thread compiles too
+        raise ValueError("not compiled here")
+
+    monkeypatch.setattr(ASTSource, "make_ir", make_ir)
+    monkeypatch.setattr(CUDABackend, "make_ttir", staticmethod(compile))
+    jobs = [ahead_triton._Job(kernel, [x, x], {"C": C}, None) for C in (1, 2)]
+    with absent_gpu(90, "translated"):
+        (futures,) = ahead_triton._begin(jobs)
+        for future in futures:
+            with pytest.raises(ValueError, match="not compiled here"):
+                future.result(timeout=60)
 
 
 def test_a_backward_that_nobody_announced_is_compiled_when_it_is_called(run):

@@ -2,8 +2,9 @@
 
 Triton compiles a kernel at its first launch, so the kernels of a call wait for one another, and those of a backward for
 the forward. Here a call of a new signature is rehearsed: everything runs but the launches, which are recorded, and the
-recorded kernels are compiled in as many threads as there are processors. Then the call itself runs with compiled
-kernels. A forward that saves tensors for its backward rehearses the backward too, without waiting for its kernels.
+recorded kernels are compiled in as many threads as there are processors, the largest first. Then the call itself runs
+with compiled kernels. A forward that saves tensors for its backward rehearses the backward too, without waiting for its
+kernels.
 
 Correctness does not depend on this: a kernel that was not compiled ahead is compiled at its launch, which also raises
 its errors.
@@ -14,10 +15,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from . import kernel_triton
@@ -101,7 +104,7 @@ class Kernels:
         args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, saved = self._run_forward(*args)
-        backward: list[Callable] = []
+        backward: list[_Job] = []
         later = "backward", True, *_signature(tensors, state, cu_seqlens, chunk_size)
         if keep and not wants_final and later not in self._known:
             # The backward may run out of memory where the forward does not.
@@ -166,10 +169,27 @@ class _Address:
         return self._address
 
 
+@dataclass(frozen=True)
+class _Job:
+    """The compilation of a launch's kernel."""
+
+    kernel: JITFunction
+    args: list
+    options: dict
+    device: int | None
+
+    def run(self) -> None:
+        with nullcontext() if self.device is None else torch.cuda.device(self.device):  # it is current in one thread
+            with kernel_triton.TURN:
+                compiled = kernel_triton.RUN(self.kernel, *self.args, grid=None, warmup=True, **self.options)
+            # Triton 3.6 launches each kernel with a C function of its own, which takes gcc a quarter of a second.
+            driver.active.launcher_cls(compiled.src, compiled.metadata)
+
+
 @contextmanager
-def _listed() -> Iterator[list[Callable]]:
-    """Collect this thread's launches inside as functions that compile the kernels, and launch nothing."""
-    jobs: list[Callable] = []
+def _listed() -> Iterator[list[_Job]]:
+    """Collect this thread's launches inside as jobs that compile the kernels, and launch nothing."""
+    jobs: list[_Job] = []
     here, device = threading.get_ident(), torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run(kernel, *args, grid, warmup, **options):
@@ -177,13 +197,7 @@ def _listed() -> Iterator[list[Callable]]:
             return kernel_triton.RUN(kernel, *args, grid=grid, warmup=warmup, **options)
         # Computed here, since two threads that compute a function's key at once may see half of it.
         kernel.cache_key  # noqa: B018
-        args = [_Address(x) if isinstance(x, Tensor) else x for x in args]
-
-        def compile():
-            with nullcontext() if device is None else torch.cuda.device(device):  # the current device is per thread
-                kernel_triton.RUN(kernel, *args, grid=grid, warmup=True, **options)
-
-        jobs.append(compile)
+        jobs.append(_Job(kernel, [_Address(x) if isinstance(x, Tensor) else x for x in args], options, device))
 
     JITFunction.run = run
     try:
@@ -192,9 +206,10 @@ def _listed() -> Iterator[list[Callable]]:
         JITFunction.run = kernel_triton.RUN
 
 
-def _begin(*lists: list[Callable]) -> list[list[Future]]:
-    """Submit all jobs of each list, the first list first."""
+def _begin(*lists: list[_Job]) -> list[list[Future]]:
+    """Submit all jobs, those with the most arguments first: these are the largest kernels, which take longest."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
-    futures = [[pool.submit(compile) for compile in each] for each in lists]
+    order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))
+    futures = {id(job): pool.submit(job.run) for job in order}
     pool.shutdown(wait=False)
-    return futures
+    return [[futures[id(job)] for job in jobs] for jobs in lists]

@@ -5,6 +5,7 @@ work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signa
 take Triton's own path, and so do all launches while they are monitored.
 """
 
+import threading
 from functools import partial
 
 import torch
@@ -12,6 +13,7 @@ import triton
 from torch import Tensor
 from torch.nn import Parameter
 from triton import knobs
+from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from .dispatch import interpreted
@@ -24,12 +26,54 @@ MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
 
+class Turn:
+    """A lock for what Triton computes in Python before LLVM compiles. Its holder may release it before the block ends.
+
+    Threads that compile at once would share Python's global lock here, and each would finish only when all do. One at a
+    time, the first kernel is with LLVM while the others wait. (And Triton's translation sets warning filters, which
+    threads share.)
+    """
+
+    def __init__(self):
+        self._lock, self._holder = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def release(self) -> None:
+        """Release the lock if this thread holds it."""
+        if self._holder == threading.get_ident():
+            self._holder = 0
+            self._lock.release()
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+
+TURN = Turn()
+
+
+class _Source(ASTSource):
+    """What Triton compiles; its translation to Triton's intermediate representation ends the thread's `TURN`."""
+
+    def make_ir(self, *args):
+        module = super().make_ir(*args)
+        TURN.release()
+        return module
+
+
 class Kernel(JITFunction):
     """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along 1 to 3 axes."""
 
     def __init__(self, function, do_not_specialize: tuple[str, ...]):
         super().__init__(function, do_not_specialize=do_not_specialize)
         self._compiled: dict[tuple, tuple] = {}
+
+    def create_binder(self):
+        binder = super().create_binder()
+        self.ASTSource = _Source
+        return binder
 
     def __getitem__(self, grid: tuple[int, ...]):
         return partial(self._launch, grid)
