@@ -21,6 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from . import kernel_triton
@@ -209,6 +210,7 @@ def _listed() -> Iterator[list[_Job]]:
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
     """Submit all jobs, those with the most arguments first: these are the largest kernels, which take longest."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
+    pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
     order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))
     futures = {id(job): pool.submit(job.run) for job in order}
     pool.shutdown(wait=False)
