@@ -81,7 +81,7 @@ class ElementsFigure:
         with style.context():
             self.maps = Maps(self.canvas, maps, left=0.62, top=0.76, size=(across, 1.68), gap=gap)
             self._bar = self.maps.bar("off")
-            self._title = self.canvas.figure.text(0.1 / width, 1 - 0.05 / self.HEIGHT, "", va="top", fontweight="bold")
+            self._title = self.canvas.text(0.1, 0.05, va="top", fontweight="bold")
             signs = (style.swatch(getattr(style, name.upper()), WORDS[name]) for name in ("negative", "positive"))
             wrong = Patch(linewidth=0, label=WORDS["wrong"], **style.HATCHED)
             self._key = self.canvas.figure.legend(

@@ -71,6 +71,11 @@ class Canvas:
         across, down = self.figure.get_size_inches()
         return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
 
+    def text(self, x: float, y: float, words: str = "", **look) -> Text:
+        """Add a text at a place in inches, measured from the picture's upper left corner."""
+        across, down = self.figure.get_size_inches()
+        return self.figure.text(x / across, 1 - y / down, words, **look)
+
     def moving(self, *artists: Artist) -> tuple[Artist, ...]:
         """Redraw these at every `png()`, in the order of their zorder; returns them."""
         for artist in artists:

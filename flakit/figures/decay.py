@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from ..language import Words
 from ..numerics.words import number, percent
 from . import style
 from .canvas import Canvas
@@ -19,6 +20,20 @@ _DECADES = (-4, 2)
 _WEAKEST, _STRONGEST = 0.05, 500.0  # ends of the overview of onsets, as |w|
 _APART = 1.5  # the zoom holds onsets within this factor
 _FEW = 0.1  # below this share of non-finite rows or columns, marks point at them
+
+WORDS = Words() | {
+    "token i": "token i of chunk",
+    "token j": "token j of chunk",
+    "token t": "token t",
+    "onset": "where each tensor breaks",
+    "law": "law",
+    "measured": "measured",
+    "now": "now",
+    "never": "never",
+    "magnitude": "magnitude",
+    "fine": "fine",
+    "lost": "{share} lost",
+}
 
 
 class Onset(NamedTuple):
@@ -65,25 +80,19 @@ class DecayFigure:
     """Maps of one chunk at the top, of full tensors at the bottom. Persistent: `update` redraws in place.
 
     tensors: labels of their columns by name, the output first. still: names of tensors without a time axis, which have
-    an onset but no map. words: the fixed texts by name. Cells can be pointed at in the maps "read", "key", one per
-    tensor by its name, and "onset", a row per tensor.
+    an onset but no map. Cells can be pointed at in the maps "read", "key", one per tensor by its name, and "onset", a
+    row per tensor.
     """
 
-    def __init__(
-        self, tensors: Mapping[str, str], words: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4
-    ):
-        self.tensors, self.words = tuple(tensors), words
+    def __init__(self, tensors: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4):
+        self.tensors = tuple(tensors)
         self.layout = layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         self.wide = layout is _WIDE
         self.canvas = Canvas(width, layout.height / 100)
         self._flags, self._onsets = {}, None
         with style.context():
-            figure = self.canvas.figure
-            about, where = (
-                figure.text(4 / layout.width, 1 - 3 / layout.height, "", va="top", fontsize=9.5) for _ in "12"
-            )
-            self._about, self._where = about, where
-            figure.legend(
+            self._about, self._where = (self.canvas.text(0.04, 0.03, va="top", fontsize=9.5) for _ in "12")
+            self.canvas.figure.legend(
                 handles=style.non_finite_handles(), loc="upper right", ncols=2,
                 bbox_to_anchor=(1 - 4 / layout.width, 1 + 1 / layout.height),
                 handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
@@ -112,12 +121,12 @@ class DecayFigure:
             ax = self._axes(left, layout.upper, layout.side, layout.side)
             self._pairs[name] = HeatMap(self.canvas, ax, name=name, cmap=style.SIGNED)
             self._factors[name] = ax.set_title("", fontsize=9.5, pad=8)
-            ax.set_xlabel(self.words["token j"], labelpad=2)
+            ax.set_xlabel(WORDS["token j"], labelpad=2)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
             ax.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 4, 5, 10]))
             ax.tick_params(labelleft=name != "key")
             self._flag(name, ax)
-        self._pairs["read"].ax.set_ylabel(self.words["token i"], labelpad=2)
+        self._pairs["read"].ax.set_ylabel(WORDS["token i"], labelpad=2)
         self._exponent_bar = self._pairs["read"].colorbar(self._axes(layout.bar, layout.upper, 8, layout.side), "")
 
     def _flag(self, name: str, ax: Axes) -> None:
@@ -162,20 +171,18 @@ class DecayFigure:
 
     def _onset_words(self, rows: np.ndarray) -> None:
         """Write the title, the legend and, in the wide layout, the numbers at the right."""
-        layout, words, figure = self.layout, self.words, self.canvas.figure
+        layout = self.layout
         left, top, width = layout.overview
 
         def text(x: float, y: float, label: str, **look) -> None:
-            figure.text(
-                x / layout.width, 1 - y / layout.height, label, va="center", fontsize=look.pop("size", 9), **look
-            )
+            self.canvas.text(x / 100, y / 100, label, va="center", **look)
 
         law, measured, now = (
-            (f"\u2503 {words['law']}", style.BLACK),
-            (f"\u25cf {words['measured']}", style.BLUE),
-            (f"\u2501 {words['now']}", style.BLACK),
+            (f"\u2503 {WORDS['law']}", style.BLACK),
+            (f"\u25cf {WORDS['measured']}", style.BLUE),
+            (f"\u2501 {WORDS['now']}", style.BLACK),
         )
-        text(left - 24, layout.upper - 16, words["onset"], size=9.5)
+        text(left - 24, layout.upper - 16, WORDS["onset"], size=9.5)
         if not self.wide:
             self._numbers = []
             for x, (label, colour) in zip((0, 48, 134), (law, measured, now), strict=True):
@@ -207,7 +214,7 @@ class DecayFigure:
             ax.set_xlabel(columns if self.wide else columns.split()[0], labelpad=2)
             ax.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
             if column == 0:
-                ax.set_ylabel(self.words["token t"])
+                ax.set_ylabel(WORDS["token t"])
                 ax.yaxis.set_label_coords(-34 / ax.bbox.width, 0.5)
             else:
                 ax.yaxis.set_visible(False)
@@ -215,7 +222,7 @@ class DecayFigure:
         self.canvas.labels(*self._titles.values())
         bar = self._maps["o"].colorbar(self._axes(layout.right + 8, layout.lower, 8, layout.tall), "")
         if self.wide:
-            bar.set_label(self.words["magnitude"], labelpad=0)
+            bar.set_label(WORDS["magnitude"], labelpad=0)
         ticks = range(_DECADES[0], _DECADES[1] + 1, 2)
         bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
 
@@ -259,7 +266,7 @@ class DecayFigure:
             self._maps[name].update(_log10(x))
             good = np.isfinite(x)
             share = 1 - good.mean()
-            label = self.words["lost"].format(share=percent(share)) if share else self.words["fine"]
+            label = WORDS["lost"].format(share=percent(share)) if share else WORDS["fine"]
             self._titles[name].set_text(f"{name}: {label}" if self.wide else f"{name}\n{label}")
             self._point(name, ~good.all(1), [])
         self._show_onsets(onsets, knob, now)
@@ -300,7 +307,7 @@ class DecayFigure:
         self._all.set_data(laws, [0.5] * len(laws))
         for row, onset in enumerate(rows):
             for text, value in zip(self._numbers[row] if self._numbers else (), onset, strict=False):
-                text.set_text(self.words["never"] if value is None else number(value))
+                text.set_text(WORDS["never"] if value is None else number(value))
                 text.set_color(style.GREY if value is None else style.BLACK)
             bar = self._broken[row]
             bar.set_visible(onset.measured is not None)

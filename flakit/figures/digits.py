@@ -50,9 +50,8 @@ class DigitsFigure:
         self.canvas = Canvas(width, height)
         left = width - across - 0.15
         with style.context():
-            figure = self.canvas.figure
-            self._title = figure.text(0.06 / width, 1 - 0.05 / height, "", va="top", fontsize=11, fontweight="bold")
-            self._subtitle = figure.text(0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY)
+            self._title = self.canvas.text(0.06, 0.05, va="top", fontsize=11, fontweight="bold")
+            self._subtitle = self.canvas.text(0.06, 0.28, va="top", fontsize=8.5, color=style.GREY)
             self._code = self.canvas.axes(0.1, 0.72, left - 0.2, self._each * lines)
             self._bars = self.canvas.axes(left, 0.72, across, self._each * lines)
             self._all = self.canvas.axes(0.1, 0.72, width - 0.2, self._each * lines)

@@ -54,8 +54,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
         ax.set_xlabel("times as long as before (log scale)")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        figure = picture.figure
-        figure.text(0.1 / width, 1 - 0.08 / height, title, va="top", fontsize=10)
+        picture.text(0.1, 0.08, title, va="top", fontsize=10)
         handles = [
             ax.plot([], [], linestyle="", label="expected time", **_EXPECTED)[0],
             style.swatch(style.FINITE, "expected to be faster"),
@@ -63,7 +62,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
             ax.plot([], [], linestyle="", label="measured, given up", **_GIVEN_UP)[0],
         ]
         at = (0.02 / width, 1 - 0.32 / height)
-        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=4, columnspacing=1.6)
+        picture.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=4, columnspacing=1.6)
     return picture
 
 

@@ -51,7 +51,7 @@ class Fingerprint:
 
     def __init__(self, canvas: Canvas, columns: Sequence[str], rows: int, *, seen: bool = False):
         self.canvas, self._columns, self._rows = canvas, tuple(columns), rows
-        width, height = canvas.figure.get_size_inches()
+        width, _ = canvas.figure.get_size_inches()
         left, right, gap = 1.75, 0.72, 0.14 if seen else 0.0
         self._brief = width < _WIDE
         top = 0.36
@@ -66,17 +66,14 @@ class Fingerprint:
                 heat["ax"].tick_params(length=0, pad=2)
             for text, name in zip(first["ax"].get_xticklabels(), columns, strict=True):
                 text.set(color=style.letter(name.split("_")[0].strip("$")), fontsize=9.5, fontweight="bold")
-            right = 1 - (right - 0.08) / width
-            canvas.figure.text(right, 1 - 0.2 / height, WORDS["lesson"], fontsize=8.5, color=style.GREY, va="center")
-            self._lessons = [
-                canvas.figure.text(right, 1 - (top + (row + 0.5) * ROW) / height, "", fontsize=8.5, va="center")
-                for row in range(rows)
-            ]
+            right = width - right + 0.08
+            canvas.text(right, 0.2, WORDS["lesson"], fontsize=8.5, color=style.GREY, va="center")
+            middles = [top + (row + 0.5) * ROW for row in range(rows)]
+            self._lessons = [canvas.text(right, middle, fontsize=8.5, va="center") for middle in middles]
             if seen:
                 self._seen["ax"].set_yticks([0], [WORDS["seen"]])
             if self._brief:
-                words = {"fontsize": 8.5, "color": style.GREY, "va": "center"}
-                canvas.figure.text(0.08 / width, 1 - 0.2 / height, WORDS["brackets"], **words)
+                canvas.text(0.08, 0.2, WORDS["brackets"], fontsize=8.5, color=style.GREY, va="center")
             handles = [
                 style.swatch(style.FINITE, WORDS["ok"]),
                 Patch(linewidth=0, label=WORDS["wrong"], facecolor=style.BROKEN),

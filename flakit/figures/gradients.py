@@ -79,17 +79,15 @@ class GradientFigure:
         at, self._width = _PLACES[self.wide], width
         self.canvas = Canvas(width, at.height)
         with style.context():
-            figure = self.canvas.figure
-            left = 0.1 / width
-            self._title = figure.text(left, 1 - 0.05 / at.height, "", va="top", fontsize=10.5, fontweight="bold")
-            self._where = figure.text(left, 1 - 0.26 / at.height, "", va="top", fontsize=9)
+            self._title = self.canvas.text(0.1, 0.05, va="top", fontsize=10.5, fontweight="bold")
+            self._where = self.canvas.text(0.1, 0.26, va="top", fontsize=9)
             ax = self._axes(at.dots, at.height)
             ax.spines[:].set_visible(True)
             self._draw_dots(ax)
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
-            figure.legend(
-                handles, words, loc="upper left", bbox_to_anchor=(left / 2, 1 - 0.4 / at.height),
+            self.canvas.figure.legend(
+                handles, words, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.4 / at.height),
                 ncols=min(len(handles), at.legend), columnspacing=1.2, handletextpad=0.4, labelspacing=0.2,
                 borderpad=0.2,
             )  # fmt: skip

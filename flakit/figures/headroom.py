@@ -10,6 +10,7 @@ from matplotlib.path import Path
 from ..language import Words
 from . import style
 from .canvas import Canvas
+from .heatmap import boxes
 from .marks import CellGrid
 
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
@@ -67,41 +68,38 @@ class HeadroomFigure:
         height = at.top + at.histogram + at.gap + at.lane * rows + at.bottom
         self.canvas = Canvas(width, height)
         with style.context():
-            figure, left = self.canvas.figure, 0.1 / width
-            self._title = figure.text(left, 1 - 0.06 / height, "", va="top", fontsize=10.5, fontweight="bold")
-            self._subtitle = figure.text(1 - left, 1 - 0.08 / height, "", va="top", ha="right", fontsize=9)
+            self._title = self.canvas.text(0.1, 0.06, va="top", fontsize=10.5, fontweight="bold")
+            self._subtitle = self.canvas.text(width - 0.1, 0.08, va="top", ha="right", fontsize=9)
             across = width - at.left - at.right
-            above = self.canvas.axes(at.left, at.top, across, at.histogram)
-            below = self.canvas.axes(at.left, at.top + at.histogram + at.gap, across, at.lane * rows)
+            above, top = self.canvas.axes(at.left, at.top, across, at.histogram), at.top + at.histogram + at.gap
+            below = self.canvas.axes(at.left, top, across, at.lane * rows)
             ticks = np.arange(_WEAKEST, _STRONGEST + 1)
             for ax in (above, below):
-                ax.set(xlim=(_WEAKEST, _STRONGEST), xticks=ticks, yticks=[])
+                ax.set(xlim=(_WEAKEST, _STRONGEST), yticks=[])
+                ax.set_xticks(ticks, list(map(style.power, ticks)))
                 ax.spines["left"].set_visible(False)
-            for ax in (above, below):
-                ax.set_xticklabels(map(style.power, ticks))
                 ax.tick_params(pad=2)
             above.set_ylim(0, 1.05)
             below.set_ylim(rows - 0.5, -0.5)
             below.set_xlabel(WORDS["across"][self.wide], labelpad=2)
-            middle = 1 - (at.top + at.histogram / 2) / height
-            figure.text(left, middle, WORDS["decays"][self.wide], va="center", fontsize=9)
-            self._bars = above.add_patch(PathPatch(_boxes([]), facecolor=style.SKY, linewidth=0))
+            self.canvas.text(0.1, at.top + at.histogram / 2, WORDS["decays"][self.wide], va="center", fontsize=9)
+            self._bars = above.add_patch(PathPatch(Path(np.empty((0, 2))), facecolor=style.SKY, linewidth=0))
             (self._uniform,) = above.plot(
                 [], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
             )
             self._limit = below.axvline(0, **style.LAW, zorder=3)
             self._limit_words = below.text(0, -0.55, "", va="bottom", ha="center", fontsize=8.5)
             below.hlines(range(rows), _WEAKEST, _STRONGEST, colors=style.EMPTY, linewidth=0.8, zorder=0)
-            self._gone = below.add_patch(PathPatch(_boxes([]), zorder=1, linewidth=0, **style.NAN))
+            self._gone = below.add_patch(PathPatch(Path(np.empty((0, 2))), zorder=1, linewidth=0, **style.NAN))
             (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
             self._words = []
             for row, words in enumerate(self.kernels):
-                figure.text(left, (at.bottom + at.lane * (rows - row - 0.5)) / height, words, va="center", fontsize=8.5)
+                self.canvas.text(0.1, top + at.lane * (row + 0.5), words, va="center", fontsize=8.5)
                 place = {"transform": below.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
                 self._words.append(below.text(1 + 0.06 / across, row, "", **place))
             handles = [self._largest, self._uniform, self._limit, self._gone]
-            figure.legend(
-                handles, WORDS["legend"][self.wide], loc="upper left", bbox_to_anchor=(left / 2, 1 - 0.28 / height),
+            self.canvas.figure.legend(
+                handles, WORDS["legend"][self.wide], loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.28 / height),
                 ncols=4, columnspacing=1.2, handletextpad=0.4, borderaxespad=0, borderpad=0.2,
             )  # fmt: skip
             CellGrid(self.canvas, below, LANES, rows, 1)
@@ -127,25 +125,19 @@ class HeadroomFigure:
         """
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
-        counts = np.asarray(counts, dtype=np.float64)
-        tallest = counts.max() or 1.0
-        bars = zip(edges, edges[1:], counts / tallest, strict=False)
-        clipped = [(max(a, _WEAKEST), min(b, _STRONGEST), 0, y) for a, b, y in bars if y]
-        self._bars.set_path(_boxes([box for box in clipped if box[0] < box[1]]))
+        edges, heights = np.clip(edges, _WEAKEST, _STRONGEST), np.asarray(counts) / (max(counts) or 1)
+        seen = (heights > 0) & (edges[:-1] < edges[1:])
+        self._bars.set_path(boxes(edges[:-1][seen], edges[1:][seen], 0, heights[seen]))
         at = np.log10(limit)
         self._limit.set_xdata([at, at])
         self._limit_words.set_text(WORDS.say("limit", limit=limit))
         self._limit_words.set_x(at)
-        lanes = [(_across(x), row) for row, x in enumerate(exponents) if x > 0]
-        self._largest.set_data(*(np.array(lanes).T if lanes else ([], [])))
-        ends = [_across(x) for x in uniform if x < np.inf]
-        self._uniform.set_data(ends, np.zeros(len(ends)))
-        beyond = [
-            (_across(end), _STRONGEST, row - 0.36, row + 0.36)
-            for row, (x, end) in enumerate(zip(exponents, limits, strict=True))
-            if x > end
-        ]
-        self._gone.set_path(_boxes(beyond))
+        rows, largest, ends = np.arange(len(exponents)), np.asarray(exponents), np.asarray(limits)
+        there, beyond = largest > 0, largest > ends
+        self._largest.set_data(_across(largest[there]), rows[there])
+        laws = _across([x for x in uniform if x < np.inf])
+        self._uniform.set_data(laws, np.zeros(len(laws)))
+        self._gone.set_path(boxes(_across(ends[beyond]), _STRONGEST, rows[beyond] - 0.36, rows[beyond] + 0.36))
         for text, x, end, law in zip(self._words, exponents, limits, uniform, strict=True):
             label = verdict(x, end, law, self.wide)
             if text.get_text() != label:
@@ -161,12 +153,5 @@ def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) ->
     return WORDS.say("holds", wide, times=limit / exponent)
 
 
-def _across(x: float) -> float:
-    return min(max(np.log10(x), _WEAKEST), _STRONGEST)
-
-
-def _boxes(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
-    """Return boxes (left, right, low, high) as one path."""
-    corners = [[(a, y), (b, y), (b, z), (a, z), (a, y)] for a, b, y, z in boxes]
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    return Path(np.array(corners, dtype=np.float64).reshape(-1, 2), codes or None)
+def _across(x: Sequence[float]) -> np.ndarray:
+    return np.clip(np.log10(x), _WEAKEST, _STRONGEST)

@@ -146,10 +146,15 @@ def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
     low, high = np.stack((start, row)) * scale[:, None], np.stack((stop, row + 1)) * scale[:, None]
     more = np.maximum(least[:, None] - _extent(mask) * scale[:, None], 0) / 2
     end = np.array(mask.shape[::-1])[:, None] * scale[:, None]
-    (left, top), (right, bottom) = np.maximum(low - more, 0), np.minimum(high + more, end)
-    corners = np.stack((left, top, right, top, right, bottom, left, bottom, left, top), -1).reshape(-1, 2) - 0.5
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(row)
-    return Path(corners, codes)
+    (left, top), (right, bottom) = np.maximum(low - more, 0) - 0.5, np.minimum(high + more, end) - 0.5
+    return boxes(left, right, top, bottom)
+
+
+def boxes(left: np.ndarray, right: np.ndarray, low: np.ndarray, high: np.ndarray) -> Path:
+    """Return rectangles as one path, from the positions of their edges: [N], or a number for all."""
+    left, right, low, high = np.broadcast_arrays(left, right, low, high)
+    corners = np.array([(left, low), (right, low), (right, high), (left, high)])
+    return Path.make_compound_path_from_polys(corners.transpose(2, 0, 1))
 
 
 def _extent(mask: np.ndarray) -> np.ndarray:

@@ -152,8 +152,7 @@ class WayFigure:
         self.canvas.moving(*(frame for frames in self._lit.values() for frame in frames))
 
     def _grid(self, name, left, top, width, height, rows, columns) -> None:
-        box = left / _WIDTH, 1 - (top + height) / _HEIGHT, width / _WIDTH, height / _HEIGHT
-        ax = self.canvas.figure.add_axes(box)
+        ax = self.canvas.axes(left / 100, top / 100, width / 100, height / 100)
         ax.set(xticks=[], yticks=[])
         heat = HeatMap(self.canvas, ax, name=name)
         heat.shape = rows, columns
@@ -162,9 +161,8 @@ class WayFigure:
         self._absent[name] = Marked(self.canvas, ax, facecolor="white")
         self._numbers[name] = ax.add_artist(_Numbers(rows, columns, width // columns, height // rows))
 
-    def _text(self, x, y, **kwargs):
-        look = {"va": "center", "fontsize": 9} | kwargs
-        return self.canvas.figure.text(x / _WIDTH, 1 - y / _HEIGHT, "", **look)
+    def _text(self, x, y, **look):
+        return self.canvas.text(x / 100, y / 100, **{"va": "center", "fontsize": 9} | look)
 
     def update(
         self,
@@ -237,7 +235,7 @@ class LossFigure:
                 self._shares.append([ax.text(0, row, "", va="center", fontsize=10) for row in range(len(names))])
                 title = self.canvas.figure.text(start / _WIDTH, 0.83, "", fontsize=9.5, va="center")
                 self._titles.append(title)
-            self.canvas.figure.text(8 / _WIDTH, 0.95, heading, fontsize=10.5, weight="bold", va="center")
+            self.canvas.text(0.08, 0.05 * _HEIGHT / 100, heading, fontsize=10.5, weight="bold", va="center")
             nan, inf = style.non_finite_handles()
             nan.set_label(say("NaN or inf"))
             _legend(self.canvas, [inf, nan], loc="upper right", bbox_to_anchor=(1, 1))

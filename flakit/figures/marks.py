@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import style
 from .canvas import Canvas
-from .heatmap import outline, thinnest
+from .heatmap import boxes, outline, thinnest
 
 
 def whole_ticks(ax: Axes) -> Axes:
@@ -111,11 +111,8 @@ class Bars:
         ends = np.asarray(ends, dtype=np.float64)
         at = np.flatnonzero(~np.isnan(ends) & (ends != begin))
         self.patch.set_visible(len(at) > 0)
-        low, high, end = at - self._thick / 2, at + self._thick / 2, ends[at]
-        start = np.full(len(at), begin)
-        corners = np.stack((low, start, low, end, high, end, high, start, low, start), -1).reshape(-1, 2)
-        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
-        self.patch.set_path(Path(corners[:, ::-1] if self._horizontal else corners, codes))
+        across, along = (at - self._thick / 2, at + self._thick / 2), (begin, ends[at])
+        self.patch.set_path(boxes(*along, *across) if self._horizontal else boxes(*across, *along))
 
 
 class LabelledBars:

@@ -1,6 +1,6 @@
 """A phase diagram: where a computation is finite on a grid of settings, its error there, and the border by the law."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,20 +109,17 @@ _NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
 class PhaseFigure:
     """The measurement as a map, "cells", and the law as a line over it. Persistent: `update` redraws in place.
 
-    words: those of WORDS. law, raised: whether there is a law, and whether errors were raised, for the legend.
+    law, raised: whether there is a law, and whether errors were raised, for the legend.
     """
 
-    def __init__(self, words: Mapping[str, str] = WORDS, *, width: float = 9.4, law: bool = True, raised: bool = False):
+    def __init__(self, width: float = 9.4, *, law: bool = True, raised: bool = False):
         layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
         across, down = layout.width - layout.left - layout.right, layout.height - layout.top - layout.bottom
-        self.canvas = Canvas(width, layout.height / 100)
-        self._words, self._columns, self._asked = words, round(across / _PIXELS), None
+        self.canvas = canvas = Canvas(width, layout.height / 100)
+        self._columns, self._asked = round(across / _PIXELS), None
         with style.context():
-            figure, canvas = self.canvas.figure, self.canvas
-            self._title = figure.text(4 / layout.width, 1 - 4 / layout.height, "", va="top", fontsize=10)
-            self._subtitle = figure.text(
-                4 / layout.width, 1 - 22 / layout.height, "", va="top", fontsize=9, color=style.GREY
-            )
+            self._title = canvas.text(0.04, 0.04, va="top", fontsize=10)
+            self._subtitle = canvas.text(0.04, 0.22, va="top", fontsize=9, color=style.GREY)
             self.ax = ax = canvas.axes(*(x / 100 for x in (layout.left, layout.top, across, down)))
             self._map = HeatMap(canvas, ax, vmin=_ERRORS[0], vmax=_ERRORS[1])
             (self._law,) = ax.plot([], [], path_effects=_OUTLINE, zorder=3, **style.LAW)
@@ -136,20 +133,20 @@ class PhaseFigure:
             size = (0.42 if wide else 1.0) * down
             self._bar = bar = self._map.colorbar(
                 canvas.axes(*(x / 100 for x in (gap, layout.top + down - size, 12, size))),
-                words["error"] if wide else "",
+                WORDS["error"] if wide else "",
             )
             ticks = range(_ERRORS[0], _ERRORS[1] + 1, 2)
             bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
             handles = [
-                Line2D([], [], label=words["law"], **style.LAW),
-                Patch(linewidth=0, label=words["not finite"], **style.NAN),
-                Patch(facecolor=style.FINITE, label=words["finite"]),
-                Patch(facecolor=style.EMPTY, label=words["not measured"]),
-                Line2D([], [], linestyle="", marker="X", markersize=8, color=style.BLUE, label=words["wrong"]),
+                Line2D([], [], label=WORDS["law"], **style.LAW),
+                Patch(linewidth=0, label=WORDS["not finite"], **style.NAN),
+                Patch(facecolor=style.FINITE, label=WORDS["finite"]),
+                Patch(facecolor=style.EMPTY, label=WORDS["not measured"]),
+                Line2D([], [], linestyle="", marker="X", markersize=8, color=style.BLUE, label=WORDS["wrong"]),
             ]
-            handles += [Line2D([], [], label=words["raised"], **_RAISED)] * raised
+            handles += [Line2D([], [], label=WORDS["raised"], **_RAISED)] * raised
             place = (gap - 6, layout.top) if wide else (layout.left - 8, 38)
-            figure.legend(
+            canvas.figure.legend(
                 handles=[x for n, x in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))],
                 loc="upper left",
                 bbox_to_anchor=(place[0] / layout.width, 1 - place[1] / layout.height),

@@ -1,4 +1,4 @@
-"""Static pictures for notebooks: matrices side by side, curves, ranges. Arrays in, a picture out.
+"""Static pictures for notebooks: matrices side by side, curves. Arrays in, a picture out.
 
 matrices({"read": read, "key": key}, rows="token i", columns="token j", label="exponent", signed=True)
 beside(my_state, state)
@@ -31,7 +31,6 @@ WORDS = Words() | {
     "beside": "yours and the expected, side by side: heat maps of {rows} against {columns}",
     "before, beside": "before, yours and the expected, side by side: heat maps of {rows} against {columns}",
     "curves": "{title}: {names} over {xlabel}",
-    "ranges": "{title}: ranges of {names}",
 }
 
 
@@ -233,35 +232,3 @@ def curves(
 def _finite(y: Sequence) -> np.ndarray:
     y = np.asarray(y, dtype=np.float64)
     return np.where(np.isfinite(y), y, np.nan)
-
-
-def ranges(
-    spans: Mapping[str, tuple[float, float, float]],
-    *,
-    xlabel: str,
-    limits: Mapping[str, float] | None = None,
-    title: str = "",
-) -> Picture:
-    """Draw a bar from low to high with a tick at the middle, for each name, on a logarithmic axis.
-
-    limits: named vertical lines, such as the decay at which something breaks.
-    """
-    above = 1.08 if limits else 0.3
-    alt = WORDS.say("ranges", title=title or xlabel, names=", ".join(spans))
-    picture = Picture(0.33 * len(spans) + 0.67 + above, alt)
-    height = picture.figure.get_figheight()
-    with style.context():
-        ax = picture.figure.add_axes((0.17, 0.52 / height, 0.8, 1 - (0.52 + above) / height))
-        ax.spines["left"].set_visible(False)
-        for row, (low, middle, high) in enumerate(spans.values()):
-            ax.barh(row, high - low, left=low, height=0.5, color=style.SKY, zorder=2)
-            ax.plot([middle], [row], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=3)
-        ax.set_yticks(range(len(spans)), spans)
-        ax.tick_params(axis="y", length=0)
-        ax.set(xscale="log", ylim=(len(spans) - 0.4, -0.6), xlabel=style.logarithmic(xlabel))
-        for (name, at), look in zip((limits or {}).items(), style.LINES[1:], strict=False):
-            ax.axvline(at, **look, label=f"{name}: {at:.4g}", zorder=1)
-        if limits:
-            picture.figure.legend(loc="upper left", bbox_to_anchor=(0.16, 1 - 0.3 / height), ncols=2, handlelength=3)
-        picture.figure.text(0.012, 1 - 0.06 / height, title, va="top", fontsize=10)
-    return picture

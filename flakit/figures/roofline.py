@@ -64,18 +64,17 @@ def speed(
     times = [f"{case}: {_ratios(lane, what, copy_tb_s, tflops)}" for case, lane in lanes.items()]
     picture = Picture(height, f"{title or label}: times as multiples of the floor. {'; '.join(times)}", width=width)
     with style.context():
-        figure = picture.figure
-        figure.text(0.1 / width, 1 - 0.08 / height, title or label, va="top", fontsize=10)
+        picture.text(0.1, 0.08, title or label, va="top", fontsize=10)
         lower = picture.axes(beside, above, width - beside - 0.72, tall)
         _lanes(lower, lanes, looks, what, copy_tb_s, tflops)
         decodes = any(row.get("decode") for lane in lanes.values() for row in lane.values())
         lower.set_xlabel(f"ms (log scale): {label}{'; of a decode the forward' if decodes else ''}")
-        figure.text(1 - 0.08 / width, 1 - (above - 0.05) / height, "× floor", ha="right", va="bottom", fontsize=8.5)
+        picture.text(width - 0.08, above - 0.05, "× floor", ha="right", va="bottom", fontsize=8.5)
         if roofline:
             under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
             _roofline(under, lanes, looks, what, copy_tb_s, tflops)
         handles, labels = lower.get_legend_handles_labels()
-        figure.legend(
+        picture.figure.legend(
             handles, labels, loc="upper left", bbox_to_anchor=(0.02 / width, 1 - 0.26 / height), borderaxespad=0,
             ncols=len(labels) if wide else 2, columnspacing=1.4, handletextpad=0.5,
         )  # fmt: skip

@@ -63,11 +63,8 @@ class TraceFigure:
         self._narrow = not wide
         tree = left + across + 0.25, width - left - across - 0.33
         with style.context():
-            figure = self.canvas.figure
-            self._title = figure.text(0.06 / width, 1 - 0.05 / height, "", va="top", fontsize=11, fontweight="bold")
-            self._subtitle = figure.text(
-                0.06 / width, 1 - 0.28 / height, "", va="top", fontsize=8.5, color=style.GREY, family=_CODE
-            )
+            self._title = self.canvas.text(0.06, 0.05, va="top", fontsize=11, fontweight="bold")
+            self._subtitle = self.canvas.text(0.06, 0.28, va="top", fontsize=8.5, color=style.GREY, family=_CODE)
             self._maps = []
             for name, top, tall in (("tile", 0.98, height - 2.27), ("programs", height - 0.7, 0.36)):
                 ax = whole_ticks(self.canvas.axes(left, top, across, tall))
@@ -76,8 +73,10 @@ class TraceFigure:
                 self._maps.append((HeatMap(self.canvas, ax, name=name), ax, first))
                 self.canvas.moving(first)
             corner = 1, 1 - 0.46 / height
-            figure.legend(handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=corner, ncols=2,
-                          borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)  # fmt: skip
+            self.canvas.figure.legend(
+                handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=corner, ncols=2,
+                borderaxespad=0.2, handlelength=1.6, columnspacing=1.2,
+            )  # fmt: skip
             each = 0.335
             self._tree = self.canvas.axes(tree[0], 0.76, tree[1], each * (self._branches + 0.2))
             top = 0.76 + each * (self._branches + 0.2) + 0.3

@@ -27,7 +27,6 @@ PAUSE = 0.2
 """Seconds between two updates during a run."""
 
 WORDS = Words() | {
-    "failure": "failure",
     "again": "audit again",
     "alt": "The tensor that fails a probe at the smallest setting found: as computed, as it is, and its errors",
     "heads": {"probe": "probe", "verdict": "verdict", "worst": "worst of budget", "found": "what was found"},
@@ -80,7 +79,7 @@ class AuditPanel(Panel):
         self.run = ButtonRun(WORDS["again"], self._work, done=self._finished, failed=self._failed)
         layout = {"height": f"{TABLE}px", "overflow": "auto", "width": "auto", "flex": "0 0 auto"}
         self.table = widgets.HTML(layout=layout, tabbable=True).add_class("flakit-table")
-        failure = knobs.choice(NONE, [NONE], WORDS["failure"])
+        failure = knobs.choice(NONE, [NONE], "failure")
         self._picked = False
         failure.observe(self._pick, "value")
         super().__init__({"failure": failure}, {"seed": seed}, alt=WORDS["alt"], runs=(self.run,))

@@ -48,7 +48,6 @@ WORDS = Words() | {
     "unpin": "unpin",
     "unpin tip": "take the kept picture away",
     "pinned": "Pinned: {text}",
-    "seed": "seed",
     "play": "play",
     "pause": "pause",
     "stop": "stop and go back to the start",
@@ -174,7 +173,8 @@ class Panel(widgets.VBox):
         alt: alternative text of the picture. show: names of the knobs on view.
         player: replaces the one for `main`. runs: rows with a button, progress and cancel.
         """
-        seed = widgets.BoundedIntText(0, 0, 2**31 - 1, style={"description_width": "34px"}, layout={"width": "130px"})
+        look = {"style": {"description_width": "34px"}, "layout": {"width": "130px"}}
+        seed = widgets.BoundedIntText(0, 0, 2**31 - 1, description="seed", **look)
         seed.layout.display = None if self.random else "none"
         self.knobs = {**knobs, "seed": seed}
         self.width, self.canvas, self.result, self._alt = WIDE, None, None, alt
@@ -185,7 +185,6 @@ class Panel(widgets.VBox):
         self._timer, self._cost, self._drawn = None, 0.0, 0.0
         self._density, self._loop, self._sharpening = 1, None, None
 
-        seed.description = WORDS["seed"]
         names = {icon: WORDS[icon] for icon in ("play", "pause", "stop")}
         self.picture = Picture(self._strip, self._resized, self.beside, names=names)
         # A long text scrolls, so the keyboard must reach it.

@@ -10,6 +10,7 @@ import torch
 from ..cases import anchor
 from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
+from ..figures.decay import WORDS as PICTURE
 from ..figures.decay import DecayFigure, Onset
 from ..figures.sketches.shared import listed
 from ..language import Words, say, speaking
@@ -29,11 +30,6 @@ _SPIKES = (-1, -3, -10, -30, -60, -80, -85, -87, -88, -88.5, -88.7, -88.8, -89, 
 _TOLERANCE = 1e-4  # of a measured onset
 
 WORDS = Words() | {
-    "query": "exponents of",
-    "T": "length T",
-    "spike": "one token's",
-    "at": "which token",
-    "chunk": "chunk",
     "presets": {
         "fine": "a decay that everything survives",
         "first NaN": "just past the onset of the first tensor",
@@ -53,19 +49,6 @@ WORDS = Words() | {
     "paired": ("one exponent a pair", "no second one"),
     "knob": "|log decay| per token",
     "knob spike": "|log decay| of token {at}",
-    "picture": {
-        "token i": "token i of chunk",
-        "token j": "token j of chunk",
-        "token t": "token t",
-        "onset": "where each tensor breaks",
-        "law": "law",
-        "measured": "measured",
-        "now": "now",
-        "never": "never",
-        "magnitude": "magnitude",
-        "fine": "fine",
-        "lost": "{share} lost",
-    },
     "all broken": "Every tensor is broken.",
     "broken": {1: "{names} is broken", 2: "{names} are broken"},
     "fine": {
@@ -142,13 +125,13 @@ class DecayExplorer(Panel):
         first, reads = next(iter(_READS)), {name: tuple(of)[0] for name, of in _READS.items()}
         controls = {
             "op": knobs.operator_choice(first, _READS),
-            "query": knobs.choice(reads[first], tuple(_READS[first]), WORDS["query"]),
+            "query": knobs.choice(reads[first], tuple(_READS[first]), "exponents of"),
             "decay": knobs.DecayKnob(-1.0),
-            "T": knobs.integer(128, 1, 256, WORDS["T"]),
-            "spike": knobs.DecayKnob(NONE, WORDS["spike"], stops=_SPIKES, optional=True),
-            "at": knobs.integer(16, 0, 255, WORDS["at"]),
+            "T": knobs.integer(128, 1, 256, "length T"),
+            "spike": knobs.DecayKnob(NONE, "one token's", stops=_SPIKES, optional=True),
+            "at": knobs.integer(16, 0, 255, "which token"),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), WORDS["chunk"]),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
         }
         own_options(self, controls["op"], controls["query"], _READS.get, reads)
         only_for(self, controls["op"], controls["query"], [name for name, of in _READS.items() if len(of) > 1])
@@ -197,7 +180,7 @@ class DecayExplorer(Panel):
         first, anchors = result["index"] * chunk, anchor.SCHEMES[scheme]
         paired = anchors.whole and anchors.diagonal is None
         still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
-        figure = self.figure(lambda width: DecayFigure(tensors(op), WORDS["picture"], still=still, width=width), op)
+        figure = self.figure(lambda width: DecayFigure(tensors(op), still=still, width=width), op)
         self.canvas = figure.canvas
         shown = {
             "op": OPERATORS[op].label,
@@ -270,7 +253,7 @@ class DecayExplorer(Panel):
         verdict = WORDS["verdict"][result["tensors"][name].isfinite().all().item()]
         if onset == (None, None):
             return WORDS.say("no onset", name=name, verdict=verdict)
-        law, measured = (WORDS["picture"]["never"] if x is None else number(x, 5) for x in onset)
+        law, measured = (PICTURE["never"] if x is None else number(x, 5) for x in onset)
         return WORDS.say("onset",
             name=name, which=OPERATORS[op].decay, law=law, measured=measured, verdict=verdict,
             knob=_along(None if spike == NONE else at), now=-decay if spike == NONE else -spike,

@@ -45,17 +45,8 @@ _STOPS = {-float(f"{10 ** (n / 10):.1g}") for n in range(-30, 31)}
 _AXES = {"K": "channel", "V": "channel", "M": "slot", "HQ": "head"}
 
 WORDS = Words() | {
-    "source": "numbers",
     "here": "measured here, {device}",
     "recorded": "recorded on a GPU",
-    "dtype": "dtype",
-    "T": "length T",
-    "K": "K = V",
-    "M": "slots M",
-    "HQ": "query heads",
-    "tensor": "tensor",
-    "measure": "its",
-    "along": "along",
     "button": "measure along",
     "alongs": {"T": "length", "decay": "constant decay", "dtype": "dtype"},
     "xlabels": {"T": "length T", "decay": "|log decay| of every token", "dtype": ""},
@@ -143,16 +134,16 @@ class GradientComparer(Panel):
         own = {name: name for of in self.operators.values() for name in of.profiles}
         controls = {
             "op": knobs.choice(first, {of.label: name for name, of in self.operators.items()}, "operator"),
-            "source": knobs.choice(HERE, sources, WORDS["source"]),
-            "dtype": knobs.choice("bfloat16", _DTYPES, WORDS["dtype"]),
+            "source": knobs.choice(HERE, sources, "numbers"),
+            "dtype": knobs.choice("bfloat16", _DTYPES, "dtype"),
             **decay_knobs(self, profiles[first], -8.0, own, stops=_STOPS),
-            "T": knobs.steps(64, self._lengths(), WORDS["T"]),
-            "K": knobs.steps(32, (16, 32, 64), WORDS["K"]),
-            "M": knobs.steps(32, (16, 32, 64), WORDS["M"]),
-            "HQ": knobs.steps(1, (1, 2, 4), WORDS["HQ"]),
-            "tensor": knobs.choice(decays[first], _tensors(self.operators[first]), WORDS["tensor"]),
-            "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, WORDS["measure"]),
-            "along": knobs.choice("T", {words: name for name, words in WORDS["alongs"].items()}, WORDS["along"]),
+            "T": knobs.steps(64, self._lengths(), "length T"),
+            "K": knobs.steps(32, (16, 32, 64), "K = V"),
+            "M": knobs.steps(32, (16, 32, 64), "slots M"),
+            "HQ": knobs.steps(1, (1, 2, 4), "query heads"),
+            "tensor": knobs.choice(decays[first], _tensors(self.operators[first]), "tensor"),
+            "measure": knobs.choice("l2", {words: name for name, words in MEASURES.items()}, "its"),
+            "along": knobs.choice("T", {words: name for name, words in WORDS["alongs"].items()}, "along"),
         }
         chosen_op = controls["op"]
         own_default(self, chosen_op, controls["profile"], profiles)

@@ -20,12 +20,6 @@ from .base import WIDE, Panel
 ALL = "all layers"
 
 WORDS = Words() | {
-    "dtype": "dtype",
-    "times": "decays ×",
-    "chunk": "chunk",
-    "block": "block",
-    "layer": "layer",
-    ALL: "all layers",
     "alt": "A histogram of the decays of all tokens; under it a lane for each kernel with the largest exponent that it "
     "makes of them, the limit above which it is NaN, and how far the one is from the other",
     "title": "Decays of {op}",
@@ -76,16 +70,15 @@ class Headroom(Panel):
         self.op, self.kernels = first.op, case.kernels(first.op)
         dtypes = [str(dtype).removeprefix("torch.") for dtype in LN_MAX]
         controls = {
-            "times": knobs.number(1.0, 0.01, 100.0, WORDS["times"], None, log=True),
-            "dtype": knobs.choice("float32", dtypes, WORDS["dtype"]),
+            "times": knobs.number(1.0, 0.01, 100.0, "decays ×", None, log=True),
+            "dtype": knobs.choice("float32", dtypes, "dtype"),
         }
         if len(first.layers) > 1:
-            layers = {WORDS[ALL]: ALL, **{name: name for name in first.layers}}
-            controls["layer"] = knobs.choice(ALL, layers, WORDS["layer"])
+            controls["layer"] = knobs.choice(ALL, {name: name for name in (ALL, *first.layers)}, "layer")
         else:
             self.on_view = ("times", "dtype")
-        controls["chunk"] = knobs.steps(64, (16, 32, 64, 128), WORDS["chunk"])
-        controls["block"] = knobs.steps(16, (4, 8, 16, 32), WORDS["block"])
+        controls["chunk"] = knobs.steps(64, (16, 32, 64, 128), "chunk")
+        controls["block"] = knobs.steps(16, (4, 8, 16, 32), "block")
         super().__init__(controls, settings, alt=WORDS["alt"], show=show)
 
     def _measure(self, chunk: int, block: int) -> case.Headroom:

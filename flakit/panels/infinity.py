@@ -140,7 +140,6 @@ WORDS = Words() | {
     "and also": ", and ",
     "of": "{n} of {all}",
     "no key": "none",
-    "step": "step",
     "in the past": "pair ({i}, {j}) is below the line: {score} stays",
     "cut": "pair ({i}, {j}) is not below the line: {score} becomes 0",
     "chunk": "chunk of {C}, w = {decay}",
@@ -164,7 +163,7 @@ class Infinity(Panel):
         self._figure, self._losses = WayFigure(C, K), LossFigure(WORDS["heading loss"], names)
         controls = {
             "decay": knobs.DecayKnob(-13.5, stops=_stops(), low=-16.0),
-            "step": knobs.integer(1, 1, len(STEPS), WORDS["step"]),
+            "step": knobs.integer(1, 1, len(STEPS), "step"),
         }
         player = Player(len(STEPS) - 1, lambda place: self.set(step=place + 1), 1000 * SECONDS)
         super().__init__(controls, settings, alt="", show=show, player=player)

@@ -16,8 +16,6 @@ from .shared import literal
 YOURS = "yours"
 
 WORDS = Words() | {
-    "decay": "decay",
-    "way": "scores",
     "ways": {
         "start": "counted from the start",
         "middle": "from the middle",
@@ -73,8 +71,8 @@ class WorkbenchPanel(Panel):
         yours = workbench.answered(*lines)
         ways = [*workbench.WAYS, *([YOURS] if yours else [])]
         controls = {
-            "decay": knobs.DecayKnob(decay, WORDS["decay"], stops=STOPS, low=STRONGEST),
-            "way": knobs.choice("start", {WORDS["ways"][way]: way for way in ways}, WORDS["way"]),
+            "decay": knobs.DecayKnob(decay, "decay", stops=STOPS, low=STRONGEST),
+            "way": knobs.choice("start", {WORDS["ways"][way]: way for way in ways}, "scores"),
         }
         super().__init__(controls | (more or {}), {"way": YOURS if yours else "start"} | settings, **options)
 

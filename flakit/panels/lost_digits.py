@@ -17,8 +17,6 @@ from .kernel_trace import YOURS, WorkbenchPanel, code_of
 from .shared import literal
 
 WORDS = Words() | {
-    "products": "products",
-    "ways": {"ieee": "in float32", "tf32": "in TF32, as tensor cores do"},
     "alt": "The lines of a kernel from above, and for each how many decimal digits are right in what goes in and in "
     "what comes out; a dashed line at what a result should have, and the line that lost them with a cross",
     "fine": "At a decay of {decay} every result is right to its budget: {digits} digits of o are right, of {allowed} "
@@ -48,8 +46,8 @@ class LostDigits(WorkbenchPanel):
     presets = PRESETS
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
-        products = {WORDS["ways"][name]: name for name in workbench.PRODUCTS}
-        more = {"products": knobs.choice("ieee", products, WORDS["products"])}
+        products = {"in float32": "ieee", "in TF32, as tensor cores do": "tf32"}
+        more = {"products": knobs.choice("ieee", products, "products")}
         super().__init__(-0.5, lines, settings, more, alt=WORDS["alt"], show=show)
 
     def compute(self, decay, way, products, **_) -> Trace:

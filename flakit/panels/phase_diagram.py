@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ..cases import anchor
-from ..figures.phase import WORDS as PICTURE
 from ..figures.phase import Map, PhaseFigure
 from ..language import Words, speaking
 from ..numerics.evaluate import truth
@@ -26,17 +25,12 @@ H, K = 1, 16
 ANY = "any"
 
 WORDS = Words() | {
-    "vertical": "against",
-    "tensor": "tensor",
-    "chunk": "chunk",
-    "T": "length T",
     "against": {"T": "length T", "chunk": "chunk", "at": "token of the only decay"},
     "up": {"T": "length T (tokens)", "chunk": "chunk (tokens)", "at": "token t that decays"},
     "at": {"T": "T = {row}", "chunk": "chunk = {row}", "at": "token {row}"},
     "measure": "measure finely",
     "alt": "Map of decay against length, chunk or token: hatched where a value is not finite, coloured by error "
     "against float64 elsewhere, with the border that the law predicts drawn over it",
-    "picture": PICTURE,
     "title": "Where {what} of {op} in chunks is finite",
     "every": "every tensor",
     "fixed": {"T": "chunk {chunk}", "chunk": "T {T}", "at": "T {T} · chunk {chunk}"},
@@ -114,11 +108,11 @@ class PhaseDiagram(Panel):
         first = next(iter(anchor.OPERATORS))
         controls = {
             "op": knobs.operator_choice(first, anchor.OPERATORS),
-            "against": knobs.choice("T", AGAINST, WORDS["vertical"]),
-            "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, WORDS["tensor"]),
+            "against": knobs.choice("T", AGAINST, "against"),
+            "tensor": knobs.choice(ANY, {name: name for name in _offered(first)}, "tensor"),
             **scheme_knobs(),
-            "chunk": knobs.choice(64, (16, 32, 64, 128), WORDS["chunk"]),
-            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), WORDS["T"]),
+            "chunk": knobs.choice(64, (16, 32, 64, 128), "chunk"),
+            "T": knobs.choice(128, (16, 32, 48, 64, 100, 128, 192, 256), "length T"),
         }
         own_options(self, controls["op"], controls["tensor"], _offered, dict.fromkeys(anchor.OPERATORS, ANY))
         controls["against"].observe(lambda _: self._disable(), "value")
@@ -149,7 +143,7 @@ class PhaseDiagram(Panel):
         )
 
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
-        figure = self.figure(lambda width: PhaseFigure(WORDS["picture"], width=width))
+        figure = self.figure(PhaseFigure)
         self.canvas = figure.canvas
         fixed = WORDS.say("fixed", against, T=T, chunk=chunk)
         figure.update(

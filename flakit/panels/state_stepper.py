@@ -26,17 +26,6 @@ _PROFILES = {name: op.profile for name, op in OPERATORS.items()} | {"rwkv6": "rw
 _SCALES = {name: ROOT if op.scale_exponent else 1.0 for name, op in OPERATORS.items()}
 
 WORDS = Words() | {
-    "T": "length T",
-    "t": "time t",
-    "growing": "growing: +|decay|",
-    "K": "rows K",
-    "V": "columns V",
-    "M": "slots M",
-    "scale": "scale",
-    "dtype": "dtype",
-    "colours": "colours",
-    "value": "signed value",
-    "size": "log10 of the size",
     "directions": {"forward": "forward", "backward": "backward"},
     "alt": "Heat maps of one time step: the state, what is read from it, what is kept and what is written; beside "
     "them what survives of each row at every step",
@@ -117,18 +106,18 @@ class StateStepper(Panel):
         first = next(iter(SCENES))
         controls = {
             "op": knobs.operator_choice(first, SCENES),
-            "T": knobs.steps(16, (8, 16, 32, 64), WORDS["T"]),
-            "t": knobs.integer(0, 0, 15, WORDS["t"]),
-            **decay_knobs(self, _PROFILES[first], -0.5, {WORDS["growing"]: GROWING}),
+            "T": knobs.steps(16, (8, 16, 32, 64), "length T"),
+            "t": knobs.integer(0, 0, 15, "time t"),
+            **decay_knobs(self, _PROFILES[first], -0.5, {"growing: +|decay|": GROWING}),
             "direction": widgets.ToggleButtons(
                 options=[(words, name) for name, words in WORDS["directions"].items()], style={"button_width": "96px"}
             ),
-            "K": knobs.steps(8, (2, 4, 8, 16), WORDS["K"]),
-            "V": knobs.steps(8, (2, 4, 8, 16), WORDS["V"]),
-            "M": knobs.steps(8, (2, 4, 8, 16), WORDS["M"]),
-            "scale": knobs.choice(_SCALES[first], {ROOT: ROOT, "1": 1.0}, WORDS["scale"]),
-            "dtype": knobs.choice("float32", ("float32", "float64"), WORDS["dtype"]),
-            "colours": knobs.choice("value", {WORDS[name]: name for name in ("value", "size")}, WORDS["colours"]),
+            "K": knobs.steps(8, (2, 4, 8, 16), "rows K"),
+            "V": knobs.steps(8, (2, 4, 8, 16), "columns V"),
+            "M": knobs.steps(8, (2, 4, 8, 16), "slots M"),
+            "scale": knobs.choice(_SCALES[first], {ROOT: ROOT, "1": 1.0}, "scale"),
+            "dtype": knobs.choice("float32", ("float32", "float64"), "dtype"),
+            "colours": knobs.choice("value", {"signed value": "value", "log10 of the size": "size"}, "colours"),
         }
         own_default(self, controls["op"], controls["profile"], _PROFILES)
         own_default(self, controls["op"], controls["scale"], _SCALES)

@@ -225,7 +225,7 @@ def test_says_why_it_is_hidden(K, V, why):
 def hatched(picture):
     """How many entries are missing, how many from beyond."""
     patches = [kind._patch for kind in (picture._missing, picture._outside)]
-    corners = [patch.get_path().vertices.reshape(-1, 5, 2) for patch in patches]
+    corners = [patch.get_path().vertices.reshape(-1, 5, 2)[:, :4] for patch in patches]
     areas = [np.ptp(x, axis=1).prod(1).sum() for x in corners]
     return [area if patch.get_visible() else 0 for patch, area in zip(patches, areas, strict=True)]
 

@@ -7,14 +7,10 @@ from flakit.figures.decay import DecayFigure, Onset, zoomed
 from tests.figures.words import assert_legible
 
 TENSORS = {"o": "column of v", "dr": "channel", "dk": "channel", "dv": "column of v", "dw": "channel", "du": "channel"}
-WORDS = {
-    "token i": "i", "token j": "j", "token t": "t", "onset": "where", "law": "law", "measured": "measured",
-    "now": "now", "never": "never", "magnitude": "size", "fine": "fine", "lost": "{share} lost",
-}  # fmt: skip
 
 
 def make(width=9.4):
-    return DecayFigure(TENSORS, WORDS, still=["du"], width=width)
+    return DecayFigure(TENSORS, still=["du"], width=width)
 
 
 def arguments(bad=False, C=16, T=40, **changed):

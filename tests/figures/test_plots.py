@@ -53,17 +53,6 @@ def test_curves_draw_lines_laws_and_levels():
         plots.curves(t, {"a": t[1:]}, xlabel="t", ylabel="y")
 
 
-def test_ranges():
-    shown = plots.ranges({"a": (0.1, 0.2, 1.0), "b": (1, 2, 3)}, xlabel="|w|", limits={"none": 1.386}, title="where")
-    assert has_colour(shown, style.SKY) and has_colour(shown, style.PURPLE) and "where" in repr(shown)
-
-
-def test_ranges_without_limits_leave_no_room_for_their_legend(recwarn):
-    spans = {"a": (0.1, 0.2, 1.0)}
-    assert plots.ranges(spans, xlabel="|w|").pixels[1] < plots.ranges(spans, xlabel="|w|", limits={"x": 1}).pixels[1]
-    assert not recwarn
-
-
 def test_beside_shows_yours_and_what_is_between():
     expected = torch.arange(6.0).reshape(2, 3)
     right, wrong = plots.beside(expected, expected), plots.beside(expected.T.reshape(2, 3), expected)

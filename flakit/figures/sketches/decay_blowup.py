@@ -78,8 +78,7 @@ class Ends(Drawing, words=WORDS["ends"]):
     _colours = {"few": 0.55, "cmap": "Blues"}
 
     def __init__(self, width: float):
-        height = 1.82
-        self.canvas = Canvas(width, height)
+        self.canvas = Canvas(width, 1.82)
         left, right, lane, top = 0.82, 0.95, 0.26, 0.42
         across = width - left - right
         self._lanes, self._values, self._names, self._lines = [], [], (), []
@@ -88,10 +87,8 @@ class Ends(Drawing, words=WORDS["ends"]):
             ax.set(xticks=[], yticks=[])
             self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
             self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
-            middle = (1 - (top + n * (lane + 0.08) + lane / 2) / height, "center")
-            self._values.append(
-                self.canvas.figure.text((left + across + 0.1) / width, middle[0], "", va=middle[1], fontsize=10)
-            )
+            middle = top + n * (lane + 0.08) + lane / 2
+            self._values.append(self.canvas.text(left + across + 0.1, middle, va="center", fontsize=10))
         self._lanes[-1].ax.set_xlabel(self.words["x"])
         few = self._lanes[0].colours.cmap(self._colours["few"])
         zero, tiny, usual, inf = self.words["kinds"]
@@ -151,8 +148,7 @@ class Counting(Drawing, words=WORDS["counting"]):
     """A row of tokens to count."""
 
     def __init__(self, width: float):
-        height = 1.4
-        self.canvas = Canvas(width, height)
+        self.canvas = Canvas(width, 1.4)
         self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
         ax.set(yticks=[], xlabel=self.words["token"])
         self._map = HeatMap(self.canvas, ax, name="tokens")
@@ -222,8 +218,7 @@ class Fatal(Drawing, words=WORDS["fatal"]):
     """The largest number of fatal positions that get arrows."""
 
     def __init__(self, width: float):
-        height = 2.02
-        self.canvas = Canvas(width, height)
+        self.canvas = Canvas(width, 2.02)
         self._strips, self._blocks, self._arrows = [], [], []
         for n in range(2):
             ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)

@@ -99,7 +99,7 @@ class Walk(Drawing, words=WORDS["walking_back"]):
     """S from left to right, then D from right to left."""
 
     def __init__(self, width: float):
-        self.canvas, self._width, self._height = Canvas(width, 2.72), width, 2.72
+        self.canvas, self._width = Canvas(width, 2.72), width
         self._maps: dict[str, list[HeatMap]] = {}
 
     def _first(self, shown: WalkShown) -> None:
@@ -107,9 +107,7 @@ class Walk(Drawing, words=WORDS["walking_back"]):
         size = (self._width - left - 0.12 + gap) / T - gap
         limits = {name: float(np.abs(x).max()) for name, x in self._arrays(shown).items()}
         for name, top in (("S", 0.0), ("D", 1.36)):
-            self.canvas.figure.text(
-                0.06 / self._width, 1 - (top + 0.12) / self._height, self.words[name], va="center", fontweight="bold"
-            )
+            self.canvas.text(0.06, top + 0.12, self.words[name], va="center", fontweight="bold")
             self._maps[name] = []
             for t in range(T):
                 ax = self.canvas.axes(left + t * (size + gap), top + 0.46, size, 0.62)
