@@ -12,6 +12,7 @@ from ..language import Words
 from . import style
 from .canvas import Canvas
 from .maps import Map, Maps, powers, signed
+from .marks import name_rows
 from .plots import Picture
 
 WORDS = Words() | {
@@ -37,8 +38,7 @@ def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
         ax = picture.figure.add_axes((0.19, 0.55 / height, 0.66, 1 - 0.9 / height))
         ax.set(xscale="log", xlim=(_LOW / 2, _HIGH * 8), ylim=(len(verdicts) - 0.5, -0.5))
         ax.set_xlabel("worst figure / what rounding allows")
-        ax.set_yticks(range(len(verdicts)), list(verdicts))
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, verdicts)
         ax.axvline(1.0, **style.LAW)
         for y, (verdict, share) in enumerate(verdicts.values()):
             ax.axhline(y, color=style.EMPTY, linewidth=0.6, zorder=0)

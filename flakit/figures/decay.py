@@ -14,7 +14,7 @@ from ..numerics.words import number, percent
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap
-from .marks import CellGrid
+from .marks import CellGrid, name_rows
 
 _DECADES = (-4, 2)
 _WEAKEST, _STRONGEST = 0.05, 500.0  # ends of the overview of onsets, as |w|
@@ -154,8 +154,7 @@ class DecayFigure:
         self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1])
         ax.spines[:].set_visible(True)
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
-        ax.set_yticks(rows, self.tensors)
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, self.tensors)
         ax.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         self._broken = ax.barh(rows, 0 * rows, height=0.62, linewidth=0, zorder=1, **style.NAN)
         (self._law,) = ax.plot([], [], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=4)

@@ -10,6 +10,7 @@ from matplotlib.ticker import NullLocator
 from ..numerics.operators import operator
 from ..numerics.words import number
 from . import style
+from .marks import name_rows
 from .plots import WIDTH, Picture
 
 _LANE, _LOW, _HIGH = 0.24, 0.21, 3.6
@@ -47,12 +48,11 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
             ax.plot([low, high], [y, y], linestyle="", zorder=5, **look)
             place = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
             ax.text(1.02, y, _outcome(row), **place)
-        ax.set(xscale="log", xlim=(_LOW, _HIGH), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
-        ax.set_yticklabels(names)
+        ax.set(xscale="log", xlim=(_LOW, _HIGH), ylim=(len(rows) - 0.4, -0.6))
+        name_rows(ax, names)
         ax.set_xticks([0.25, 0.5, 0.7, 1, 1.5, 2, 3], ["0.25", "0.5", "0.7", "1", "1.5", "2", "3"])
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("times as long as before (log scale)")
-        ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
         picture.text(0.1, 0.08, title, va="top", fontsize=10)
         handles = [

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFor
 from ..language import Words
 from . import style
 from .canvas import Canvas
-from .marks import CellGrid
+from .marks import CellGrid, name_rows
 
 # Ends of the scale of errors, in powers of ten. 0 is drawn to their left, larger and non-finite errors to the right.
 _LOW, _HIGH = -9, 3
@@ -49,7 +49,7 @@ class Curves(NamedTuple):
 
 @dataclass(frozen=True)
 class _Places:
-    """The layout, in inches from the left and from below."""
+    """The layout, in inches from the left and from the top."""
 
     height: float
     legend: int
@@ -61,8 +61,8 @@ class _Places:
 
 
 _PLACES = {
-    True: _Places(4.26, 4, (0.86, 0.32, 3.75, 3.02), ((5.35, 2.3, 3.9, 0.97), (5.35, 0.5, 3.9, 0.97)), 9),
-    False: _Places(3.5, 2, (0.83, 0.3, 2.3, 2.15), ((3.75, 1.85, 2.05, 0.6), (3.75, 0.45, 2.05, 0.6)), 4),
+    True: _Places(4.26, 4, (0.86, 0.92, 3.75, 3.02), ((5.35, 0.99, 3.9, 0.97), (5.35, 2.79, 3.9, 0.97)), 9),
+    False: _Places(3.5, 2, (0.83, 1.05, 2.3, 2.15), ((3.75, 1.05, 2.05, 0.6), (3.75, 2.45, 2.05, 0.6)), 4),
 }
 _WIDE = 9.0
 """The smallest width of the wide layout, in inches."""
@@ -76,12 +76,12 @@ class GradientFigure:
             raise ValueError(f"series: expected at most {len(_LOOKS)}, got {len(series)}")
         self.series, self.tensors = tuple(series), tuple(tensors)
         self.wide = width >= _WIDE
-        at, self._width = _PLACES[self.wide], width
+        at = _PLACES[self.wide]
         self.canvas = Canvas(width, at.height)
         with style.context():
             self._title = self.canvas.text(0.1, 0.05, va="top", fontsize=10.5, fontweight="bold")
             self._where = self.canvas.text(0.1, 0.26, va="top", fontsize=9)
-            ax = self._axes(at.dots, at.height)
+            ax = self.canvas.axes(*at.dots)
             ax.spines[:].set_visible(True)
             self._draw_dots(ax)
             handles = [*(self._dots[name] for name in self.series), self._rounding]
@@ -91,25 +91,20 @@ class GradientFigure:
                 ncols=min(len(handles), at.legend), columnspacing=1.2, handletextpad=0.4, labelspacing=0.2,
                 borderpad=0.2,
             )  # fmt: skip
-            axes = (self._axes(place, at.height) for place in at.plots)
             self._plots = [
-                _Plot(self.canvas, ax, self.series, name, at.ticks) for ax, name in zip(axes, PLOTS, strict=True)
+                _Plot(self.canvas, self.canvas.axes(*place), self.series, name, at.ticks)
+                for place, name in zip(at.plots, PLOTS, strict=True)
             ]
         self.canvas.labels(self._title, self._where, self._measure)
-
-    def _axes(self, place, height: float):
-        left, bottom, across, up = place
-        return self.canvas.figure.add_axes((left / self._width, bottom / height, across / self._width, up / height))
 
     def _draw_dots(self, ax) -> None:
         rows = np.arange(len(self.tensors))
         ax.set(xlim=(_EXACT - 0.6, _NON_FINITE + 0.6), ylim=(len(rows) - 0.5, -0.5))
         self._measure = ax.set_title("", fontsize=9.5, pad=4)
-        ax.set_yticks(rows, self.tensors)
+        name_rows(ax, self.tensors)
         ticks = range(_LOW, _HIGH, 3)
         names = ["0", *(f"$10^{{{n}}}$" for n in ticks), f">$10^{{{_HIGH}}}$" if self.wide else "", "inf"]
         ax.set_xticks([_EXACT, *ticks, _BEYOND, _NON_FINITE], names)
-        ax.tick_params(axis="y", length=0)
         ax.tick_params(axis="x", pad=2)
         for row in rows[1:]:
             ax.axhline(row - 0.5, color="#DDDDDD", linewidth=0.7, zorder=0)

@@ -13,7 +13,7 @@ from ..language import say
 from . import style
 from .canvas import Canvas, Cell
 from .heatmap import HeatMap
-from .marks import CellGrid, Marked
+from .marks import CellGrid, Marked, name_rows
 
 # Pixels, from the left and from the top.
 _WIDTH, _HEIGHT = 590, 312
@@ -226,8 +226,7 @@ class LossFigure:
                 ax.set(xlim=(0, 1), ylim=(len(names) - 0.4, -0.6), xticks=[], yticks=[])
                 ax.spines["bottom"].set_visible(False)
                 if n == 0:
-                    ax.set_yticks(range(len(names)), names, fontsize=9.5)
-                    ax.tick_params(axis="y", length=0)
+                    name_rows(ax, names, fontsize=9.5)
                 CellGrid(self.canvas, ax, chunk, len(names), 1)
                 looks = [style.INF] + [style.NAN] * (len(names) - 1)
                 bars = [ax.barh(row, 0, 0.62, linewidth=0, **look)[0] for row, look in enumerate(looks)]

@@ -1,6 +1,6 @@
 """Marks over maps and plots: cells of one kind, rings around few of them, bars as one path, cells to point at."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +18,12 @@ def whole_ticks(ax: Axes) -> Axes:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     return ax
+
+
+def name_rows(ax: Axes, names: Collection[str], **look) -> None:
+    """Label the rows of the vertical axis, 0, 1, …, without tick marks. look: of the texts."""
+    ax.set_yticks(range(len(names)), list(names), **look)
+    ax.tick_params(axis="y", length=0)
 
 
 class Marked:

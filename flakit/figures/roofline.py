@@ -12,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 from ..numerics.operators import operator
 from ..numerics.work import WHAT, Work, in_short, work
 from . import style
+from .marks import name_rows
 from .plots import Picture
 
 _OURS = "flakit"
@@ -117,8 +118,8 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
         ours = shown.get(_OURS, min(shown.values()))
         place = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 8.5}
         ax.text(1 + 0.64 / _inches(ax), y, f"{ours / floor:.3g}", **place)
-    ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6), yticks=range(len(lanes)), yticklabels=list(lanes))
-    ax.tick_params(axis="y", length=0)
+    ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6))
+    name_rows(ax, lanes)
     low, high = ax.get_xlim()
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -7,6 +7,7 @@ import numpy as np
 from ..language import say
 from . import style
 from .maps import Map, Maps, signed
+from .marks import name_rows
 from .plots import WIDTH, Picture
 
 # The layout, in inches.
@@ -40,8 +41,7 @@ def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, t
         maps.update({str(n): state for n, state in enumerate(states)})
         for heat in maps.values():
             heat.ax.set(xticks=[], yticks=[])
-        maps["0"].ax.set_yticks(range(len(rows)), rows)
-        maps["0"].ax.tick_params(axis="y", length=0)
+        name_rows(maps["0"].ax, rows)
         maps.bar("0", gap=0.12, width=0.1).set_yticks(
             [-largest, 0, largest], [f"{-largest:.2g}", "0", f"{largest:.2g}"]
         )

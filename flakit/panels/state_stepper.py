@@ -1,6 +1,7 @@
 """Step through time, forward and backward: what a step reads, keeps and writes."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -278,13 +279,8 @@ def _rms(x: np.ndarray) -> float:
 
 def _ranges(steps: list[int]) -> str:
     """[3, 4, 5, 9] -> "3 … 5, 9"."""
-    runs = []
-    for t in steps:
-        if runs and runs[-1][1] == t - 1:
-            runs[-1][1] = t
-        else:
-            runs.append([t, t])
-    return ", ".join(f"{a}" if a == b else f"{a} … {b}" for a, b in runs)
+    runs = [[t for _, t in run] for _, run in itertools.groupby(enumerate(steps), lambda each: each[1] - each[0])]
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]} … {run[-1]}" for run in runs)
 
 
 def state_stepper(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> StateStepper:

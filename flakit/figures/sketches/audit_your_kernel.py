@@ -11,7 +11,7 @@ from ...numerics.words import error
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Bars, CellGrid
+from ..marks import Bars, CellGrid, name_rows
 from .shared import listed, verb
 
 WORDS = Words() | {
@@ -58,12 +58,10 @@ class Budget(Drawing, words=WORDS["budget"]):
     def __init__(self, width: float):
         height = 2.6
         self.canvas, self._marks = Canvas(width, height), None
-        box = (0.6 / width, 0.52 / height, (width - 2.55) / width, (height - 0.65) / height)
-        self._ax = ax = self.canvas.figure.add_axes(box)
+        self._ax = ax = self.canvas.axes(0.6, 0.13, width - 2.55, height - 0.65)
         ax.set(xlabel=self.words["x"], xlim=(_LOW, _HIGH))
         powers = range(int(_LOW), 1, 2 if width < 7 else 1)
         ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
-        ax.tick_params(axis="y", length=0)
         self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
         self._beyond = Bars(
             self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
@@ -76,7 +74,7 @@ class Budget(Drawing, words=WORDS["budget"]):
     def update(self, shown: BudgetShown) -> None:
         n = len(shown.names)
         if self._marks is None:
-            self._ax.set_yticks(range(n), list(shown.names))
+            name_rows(self._ax, shown.names)
             self._ax.set_ylim(n - 0.4, -0.6)
             (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
             self.canvas.moving(self._marks)

@@ -10,7 +10,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..maps import ITSELF, Map, Maps, signed
-from ..marks import CellGrid, whole_ticks
+from ..marks import Bars, CellGrid, whole_ticks
 
 WORDS = Words() | {
     "passing": {
@@ -74,22 +74,22 @@ class Passing(Drawing, words=WORDS["passing"]):
         self._ax.axhline(0, color=style.GREY, linewidth=0.8)
         self._ax.set_title(self.words["bars"], fontsize=9.5)
         self._ax.set_xlabel(self.words["token"])
-        self._bars = None
+        self._own, self._others = (
+            Bars(self.canvas, self._ax, thick=0.7, facecolor=style.W, alpha=alpha) for alpha in (1, 0.35)
+        )
 
     def update(self, shown: PassingShown) -> None:
         C = len(shown.pairs)
-        heights = [shown.dw(t) for t in range(C)]
-        if self._bars is None:
-            self._bars = self._ax.bar(range(C), heights, width=0.7, color=style.W)
-            self.canvas.moving(*self._bars)
+        heights, own = np.array([shown.dw(t) for t in range(C)]), np.arange(C) == shown.t
+        if self.changed():
             self._ax.set(xlim=(-0.6, C - 0.4), ylim=(1.15 * min(0, *heights) - 0.05, 1.15 * max(0, *heights) + 0.05))
             CellGrid(self.canvas, self._ax, "bars", 1, C)
         self._maps.update(shown)
         t, n = shown.t, shown.count(shown.t)
         self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, C - 1 - t if n else 0)
         self._frame.set_visible(n > 0)
-        for each, (bar, height) in enumerate(zip(self._bars, heights, strict=True)):
-            bar.set(height=height, alpha=1.0 if each == t else 0.35)
+        self._own.update(np.where(own, heights, np.nan))
+        self._others.update(np.where(own, np.nan, heights))
 
     def say(self, shown: PassingShown) -> str:
         t, all_ = shown.t, len(shown.pairs) * (len(shown.pairs) - 1) // 2

@@ -12,7 +12,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Bars, CellGrid, Ring
+from ..marks import Bars, CellGrid, Ring, name_rows
 from .shared import percent
 
 WORDS = Words() | {
@@ -135,9 +135,8 @@ class TwoForms(Drawing, words=WORDS["two_forms"]):
         )
         beside = self.canvas.axes(left + across + gap, top, side, down)
         beside.set(title=self.words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
-        beside.set_yticks((0, 1), (self.words["chunk"], self.words["recurrent"]))
+        name_rows(beside, (self.words["chunk"], self.words["recurrent"]))
         beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
-        beside.tick_params(axis="y", length=0)
         self._bars = {
             name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
             for name, look in self._LOOKS.items()
@@ -204,9 +203,8 @@ class Measures(Drawing, words=WORDS["measures"]):
         beside = self.canvas.axes(left + across + gap, top, side, down)
         names = list(self.words["names"].values())
         beside.set(title=self.words["measures"], xlim=(self._LOW, self._HIGH), ylim=(len(names) - 0.5, -0.5))
-        beside.set_yticks(range(len(names)), names)
+        name_rows(beside, names)
         beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
-        beside.tick_params(axis="y", length=0)
         self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
         self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
         CellGrid(self.canvas, beside, "measures", len(names), 1)

@@ -12,7 +12,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Marked
+from ..marks import Marked, name_rows
 from .shared import listed
 
 WORDS = Words() | {
@@ -108,8 +108,7 @@ class Ends(Drawing, words=WORDS["ends"]):
             usual = ~few & np.isfinite(held)
             values = np.where(np.isfinite(held), self._colours["few"], held)
             lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
-            lane.ax.set_yticks([0], [name])
-            lane.ax.tick_params(axis="y", length=0)
+            name_rows(lane.ax, [name])
         ticks = np.flatnonzero(shown.exponents % 40 == 0)
         self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
         self._columns = shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0])
@@ -223,7 +222,6 @@ class Fatal(Drawing, words=WORDS["fatal"]):
         for n in range(2):
             ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
             ax.set(xticks=[], yticks=[])
-            ax.tick_params(axis="y", length=0)
             self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
             self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
             self._arrows += ax.plot([], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7)
@@ -235,7 +233,7 @@ class Fatal(Drawing, words=WORDS["fatal"]):
         C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
         if self.changed():
             for n, strip in enumerate(self._strips):
-                strip.ax.set_yticks([0], [self.words.say("chunk", first=n * C, last=(n + 1) * C - 1)])
+                name_rows(strip.ax, [self.words.say("chunk", first=n * C, last=(n + 1) * C - 1)])
                 strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
                 self._blocks[n].set_data(*_upright(starts[1:]))
         few = shown.fatal.sum() <= self._few

@@ -9,7 +9,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..maps import Map, Maps, signed
-from ..marks import CellGrid
+from ..marks import Bars, CellGrid
 from .shared import percent, short
 
 WORDS = Words() | {
@@ -117,21 +117,21 @@ class Revisions(Drawing, words=WORDS["revisions"]):
 
     def __init__(self, width: float):
         height = 2.2
-        self.canvas, self._bars, self._numbers = Canvas(width, height), None, None
+        self.canvas, self._numbers = Canvas(width, height), ()
         self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.BLACK, linewidth=0.8)
+        self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
 
     def update(self, shown: RevisionsShown) -> None:
         T = len(shown.counts)
-        if self._bars is None:
-            self._bars = self.canvas.moving(*self._ax.bar(range(T), np.zeros(T), width=0.7, color=style.BLUE))
+        if self.changed():
             texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
             self._numbers = self.canvas.moving(*texts)
             self._ax.set_xlim(-0.5, T - 0.5)
             CellGrid(self.canvas, self._ax, "counts", 1, T)
-        for bar, text, counts in zip(self._bars, self._numbers, shown.counts, strict=True):
-            bar.set_height(counts)
+        self._bars.update(shown.counts)
+        for text, counts in zip(self._numbers, shown.counts, strict=True):
             text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
 
     def say(self, shown: RevisionsShown) -> str:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language import Words
-from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..heatmap import HeatMap
-from ..marks import LabelledBars, whole_ticks
-from .shared import percent
+from ..maps import Map, Maps
+from ..marks import LabelledBars
+from .shared import percent, size
 
 BARS = "walks", "sends", "holds"
 """The quantities of a rank, in the order of the bars."""
@@ -89,11 +88,11 @@ class Ranks(Drawing, words=WORDS["ranks"]):
     def __init__(self, width: float):
         height, side = 2.9, 2.2
         self.canvas = Canvas(width, height)
-        self._ax = ax = self.canvas.axes(0.62, 0.14, side, side)
-        ax.set(xlabel=self.words["wrote"], ylabel=self.words["enters"])
-        self._map = HeatMap(self.canvas, ax, name="ranks")
-        scale = self.canvas.axes(0.62 + side + 0.12, 0.14, 0.13, side)
-        self._map.colorbar(scale, self.words["left"], ticks=[0, 0.5, 1])
+        self._maps = Maps(
+            self.canvas, {"ranks": Map("", array="left", empty="none")}, left=0.62, top=0.14, size=(side, side),
+            rows=self.words["enters"], columns=self.words["wrote"],
+        )  # fmt: skip
+        self._maps.bar("ranks", self.words["left"], gap=0.12, width=0.13).set_yticks([0, 0.5, 1])
         left, self._bars = 0.62 + side + 1.15, {}
         for n, name in enumerate(BARS):
             ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
@@ -103,9 +102,7 @@ class Ranks(Drawing, words=WORDS["ranks"]):
             self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.015)
 
     def update(self, shown: RanksShown) -> None:
-        self._map.update(shown.left, empty=np.isnan(shown.left))
-        if self.changed(shown.ranks):
-            whole_ticks(self._ax)
+        self._maps.update({"left": shown.left, "none": np.isnan(shown.left)})
         most = shown.tokens * shown.each
         for name, value, full, label in (
             ("walks", shown.walks, shown.tokens, f"{shown.walks:,}"),
@@ -138,11 +135,3 @@ class Ranks(Drawing, words=WORDS["ranks"]):
         between = self.words.say("between" if row == column + 2 else "between many", first=column + 1, last=row - 1)
         share = percent(float(shown.left[row, column]))
         return self.words.say("cell", "through", row=row, column=column, between=between, share=share)
-
-
-def size(count: float) -> str:
-    """Return bytes in decimal units."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if count >= unit:
-            return f"{number(count / unit, 3)} {name}"
-    return f"{count:.0f}"

@@ -9,7 +9,7 @@ from ...language import Words
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import CellGrid
+from ..marks import Bars, CellGrid, name_rows
 from .shared import listed, percent, short
 
 WORDS = Words() | {
@@ -69,9 +69,7 @@ class Reading(Drawing, words=WORDS["reading"]):
             "output": (width - 0.2 - 0.45 * rest, 0.45 * rest),
         }
         for name, (left, across) in boxes.items():
-            ax = self.canvas.figure.add_axes((left / width, 0.5 / height, across / width, plane / height))
-            ax.set_title(self.words[name])
-            self._axes[name] = ax
+            self._axes[name] = self.canvas.axes(left, height - 0.5 - plane, across, plane, title=self.words[name])
         ax = self._axes["plane"]
         ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.EMPTY, zorder=0)
@@ -102,8 +100,7 @@ class Reading(Drawing, words=WORDS["reading"]):
             ax = self._axes[name]
             colours = [style.LINES[n]["color"] if name == "scores" else style.GREY for n in range(len(labels))]
             bars = ax.barh(range(len(labels)), [0.0] * len(labels), height=0.6, color=colours)
-            ax.set_yticks(range(len(labels)), labels)
-            ax.tick_params(axis="y", length=0)
+            name_rows(ax, labels)
             reach = self._reach[name]
             ax.set(xlim=(-reach, reach), ylim=(len(labels) - 0.5, -0.5), xticks=(-reach // 2 + 1, 0, reach // 2))
             ax.axvline(0, color=style.BLACK, linewidth=0.8)
@@ -152,9 +149,9 @@ class Forgetting(Drawing, words=WORDS["forgetting"]):
 
     def __init__(self, width: float):
         height = 2.4
-        self.canvas, self._bars = Canvas(width, height), None
-        box = (0.65 / width, 0.5 / height, (width - 0.8) / width, (height - 0.65) / height)
-        self._ax = ax = self.canvas.figure.add_axes(box)
+        self.canvas = Canvas(width, height)
+        self._ax = ax = self.canvas.axes(0.65, 0.15, width - 0.8, height - 0.65)
+        self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
         ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
         (self._mark,) = self.canvas.moving(
@@ -163,18 +160,15 @@ class Forgetting(Drawing, words=WORDS["forgetting"]):
         (self._half,) = self.canvas.moving(ax.text(0, 0.93, self.words["half"], va="center", fontsize=9))
 
     def update(self, shown: ForgettingShown) -> None:
-        if self._bars is None:
-            bars = self._ax.bar(range(1, len(shown.left) + 1), shown.left, width=0.7, color=style.BLUE)
-            self._bars = self.canvas.moving(*bars)
-            self._ax.set_xlim(0.5, len(shown.left) + 0.5)
-            CellGrid(self.canvas, self._ax, "left", 1, len(shown.left))
-        for bar, left in zip(self._bars, shown.left, strict=True):
-            bar.set_height(left)
-        half = _half_life(shown.w)
+        N, half = len(shown.left), _half_life(shown.w)
+        if self.changed():
+            self._ax.set_xlim(0.5, N + 0.5)
+            CellGrid(self.canvas, self._ax, "left", 1, N)
+        self._bars.update([np.nan, *shown.left])
         for artist in (self._mark, self._half):
-            artist.set_visible(0.5 <= half <= len(shown.left) + 0.5)
+            artist.set_visible(0.5 <= half <= N + 0.5)
         self._mark.set_xdata([half, half])
-        late = half > 0.85 * len(shown.left)
+        late = half > 0.85 * N
         self._half.set(x=half + (-0.3 if late else 0.3), ha="right" if late else "left")
 
     def say(self, shown: ForgettingShown) -> str:

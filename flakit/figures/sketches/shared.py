@@ -20,3 +20,11 @@ def verb(names: list[str]) -> str:
 
 def listed(names: list[str]) -> str:
     return say(" and ").join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def size(count: float) -> str:
+    """Return bytes in decimal units."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= unit:
+            return f"{number(count / unit, 3)} {name}"
+    return f"{count:.0f}"

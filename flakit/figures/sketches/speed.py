@@ -11,7 +11,8 @@ from ...numerics.words import number
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import CellGrid, LabelledBars, Marked
+from ..marks import CellGrid, LabelledBars, Marked, name_rows
+from .shared import size
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
 """Colour and dash of the time of memory traffic, and of matrix products."""
@@ -122,8 +123,7 @@ class Roof(Drawing, words=WORDS["roof"]):
         left = width - right + 0.55
         ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
         ax.set_title(self.words["times"], pad=5)
-        ax.set_yticks([0, 1], [self.words["moving"], self.words["multiplying"]])
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, [self.words["moving"], self.words["multiplying"]])
         self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
 
     def update(self, shown: RoofShown) -> None:
@@ -205,14 +205,14 @@ class Kept(Drawing, words=WORDS["kept"]):
         n = shown.at
         return self.words.say(
             "every" if shown.chunks[n] == 1 else "say", chunk=shown.chunks[n], itemsize=shown.itemsize,
-            size=_size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
+            size=size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
             pairs=shown.pairs[n],
         )  # fmt: skip
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
         n = cell.column
         return self.words.say(
-            "arithmetic", chunk=shown.chunks[n], size=_size(shown.bytes[n]), rate=shown.copy_tb_s,
+            "arithmetic", chunk=shown.chunks[n], size=size(shown.bytes[n]), rate=shown.copy_tb_s,
             states=shown.states[n], pairs=shown.pairs[n],
         )  # fmt: skip
 
@@ -259,8 +259,7 @@ class Tail(Drawing, words=WORDS["tail"]):
         at = (0.5 / width, 1.0)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
         bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
-        bars.set_yticks(range(4), self.words["bars"])
-        bars.tick_params(axis="y", length=0)
+        name_rows(bars, self.words["bars"])
         self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
 
     def update(self, shown: TailShown) -> None:
@@ -296,10 +295,6 @@ class Tail(Drawing, words=WORDS["tail"]):
 
 def _share(share: float) -> str:
     return f"{np.format_float_positional(100 * share, precision=2, fractional=False, trim='-')}%"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 def _us(ms: float) -> str:

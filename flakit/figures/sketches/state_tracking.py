@@ -9,7 +9,7 @@ from ...language import Words, say
 from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
-from ..marks import Bars, CellGrid
+from ..marks import Bars, CellGrid, name_rows
 from .shared import percent, short
 
 WORDS = Words() | {
@@ -85,8 +85,7 @@ class Swaps(Drawing, words=WORDS["swaps"]):
         self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
         ax.spines["left"].set_visible(False)
         ax.set(xlabel=self.words["x"], ylim=(2.35, -0.35))
-        ax.set_yticks(range(3), self.words["places"])
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, self.words["places"])
 
     def _first(self, shown: SwapsShown) -> None:
         N, ax = len(shown.moves), self._ax

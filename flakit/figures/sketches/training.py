@@ -11,7 +11,7 @@ from .. import style
 from ..canvas import Canvas, Cell
 from ..drawing import Drawing
 from ..heatmap import HeatMap
-from ..marks import Bars, CellGrid
+from ..marks import Bars, CellGrid, name_rows
 from ..strip import Strip
 
 WORDS = Words() | {
@@ -76,8 +76,7 @@ class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
     def __init__(self, width: float):
         height = 2.3
         self.canvas = Canvas(width, height)
-        box = (0.65 / width, 0.5 / height, (width - 0.8 - 1.75) / width, (height - 0.62) / height)
-        self._ax = ax = self.canvas.figure.add_axes(box)
+        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8 - 1.75, height - 0.62)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
         self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
         self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
@@ -137,8 +136,7 @@ class Clipping(Drawing, words=WORDS["clipping"]):
         for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
             ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
             ax.set(title=self.words[name], xticks=[])
-            ax.set_yticks(range(3), [self.words.say("parameter", n=row) for row in range(3)] if n == 0 else [""] * 3)
-            ax.tick_params(axis="y", length=0)
+            name_rows(ax, [self.words.say("parameter", n=row) if n == 0 else "" for row in range(3)])
             self._strips[name] = Strip(
                 self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
             )
