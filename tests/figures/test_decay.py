@@ -28,10 +28,10 @@ def arguments(bad=False, C=16, T=40, **changed):
     }  # fmt: skip
 
 
-def fresh(**kwargs):
-    figure = make()
-    figure.update(**arguments(**kwargs))
-    return figure.canvas.rgba().copy()
+def drawn(width=9.4, **changed):
+    figure = make(width)
+    figure.update(**arguments(**changed))
+    return figure
 
 
 @pytest.mark.full
@@ -51,26 +51,22 @@ def fresh(**kwargs):
     ids=lambda changed: ", ".join(changed),
 )
 def test_a_redraw_equals_a_fresh_figure(changed):
-    figure = make()
-    figure.update(**arguments())
+    figure = drawn()
     before = figure.canvas.rgba().copy()
     figure.update(**arguments(**changed))
     after = figure.canvas.rgba().copy()
     assert (after != before).any()
-    assert (after == fresh(**changed)).all()
+    assert (after == drawn(**changed).canvas.rgba()).all()
 
 
 def test_titles_say_how_much_is_not_finite():
-    figure = make()
-    figure.update(**arguments(bad=True))
-    said = {name: title.get_text() for name, title in figure._titles.items()}
+    said = {name: title.get_text() for name, title in drawn(bad=True)._titles.items()}
     assert said["dw"] == "dw: 10% lost"
     assert said["o"] == "o: fine"
 
 
 def test_law_and_measurement_are_drawn_where_they_are():
-    figure = make()
-    figure.update(**arguments(now=1.05))
+    figure = drawn(now=1.05)
     assert list(figure._law.get_xdata()) == [1.0] * 5
     assert list(figure._measured.get_xdata()) == [1.1] * 5
     assert list(figure._now.get_xdata()) == [1.05, 1.05]
@@ -81,23 +77,19 @@ def test_law_and_measurement_are_drawn_where_they_are():
 
 @pytest.mark.parametrize("width", [9.4, 5.9])
 def test_every_word_can_be_read(width):
-    figure = make(width)
-    figure.update(**arguments(bad=True, knob="|log decay| of token 255"))
-    assert_legible(figure.canvas)
+    assert_legible(drawn(width, bad=True, knob="|log decay| of token 255").canvas)
 
 
 def test_a_tensor_without_a_time_axis_has_an_onset_and_no_map():
-    figure = make()
-    figure.update(**arguments(T=40))
-    assert list(figure.canvas.maps) == ["onset", "read", "key", "o", "dr", "dk", "dv", "dw"]
-    assert figure.canvas.maps["dw"] == (40, 8) and figure.canvas.maps["onset"] == (6, 1)
+    maps = drawn(T=40).canvas.maps
+    assert list(maps) == ["onset", "read", "key", "o", "dr", "dk", "dv", "dw"]
+    assert maps["dw"] == (40, 8) and maps["onset"] == (6, 1)
 
 
 @pytest.mark.parametrize("width", [9.4, 5.9])
 def test_the_zoom_tells_neighbouring_onsets_apart(width):
-    figure = make(width)
     law = dict(zip(TENSORS, (1.396, 1.375, 1.386, 1.396, 1.375, None), strict=True))
-    figure.update(**arguments(onsets={name: Onset(x, x) for name, x in law.items()}, now=1.0))
+    figure = drawn(width, onsets={name: Onset(x, x) for name, x in law.items()}, now=1.0)
     at = np.unique(figure._zoom.transData.transform([(x, 0) for x in law.values() if x])[:, 0].round(3))
     assert len(at) == 3 and np.diff(at).min() > 25  # pixels
     over = figure._overview.transData.transform([(x, 0) for x in (1.375, 1.396)])[:, 0]
@@ -111,8 +103,7 @@ def test_the_zoom_goes_to_the_onsets_nearest_to_now():
     low, high = zoomed(onsets, 1.5)
     assert 1.3 < low < 1.386 < high < 1.5
     assert zoomed([], 1.0) == (0.0, 100.0)
-    figure = make()
-    figure.update(**arguments(now=0.01))
+    figure = drawn(now=0.01)
     assert figure._aside.get_visible() and figure._aside.get_marker() == "<" and not figure._now.get_visible()
 
 
@@ -127,7 +118,3 @@ def test_a_few_lost_rows_and_columns_are_pointed_at():
     assert list(rows["dk"].get_ydata()) == [63.5, 127] and rows["dk"].get_visible()
     assert not rows["dv"].get_visible() and not rows["o"].get_visible()
     assert list(columns["key"].get_xdata()) == [15] and columns["key"].get_visible()
-
-
-def test_low_enough_to_be_seen_with_its_knobs():
-    assert make(9.4).canvas.pixels == (940, 482) and make(5.9).canvas.pixels == (590, 412)

@@ -16,8 +16,3 @@ def test_the_map_marks_the_edge_of_growth_where_a_step_of_the_recurrence_grows()
     for w, ab in edge.vertices:
         assert abs(np.exp(w) + ab) == pytest.approx(1, abs=0.01)
     assert picture.png()[:4] == b"\x89PNG" and "below -1" in picture.alt
-
-
-def test_shapes_are_checked():
-    with pytest.raises(ValueError, match=r"eigenvalues: expected \[11, 9\] like ab and w, got \[9, 11\]"):
-        eigenvalues.along_kappa(W, AB, np.zeros((9, 11)))

@@ -44,8 +44,3 @@ def test_the_recorded_steps_are_legible(op):
     (ax,) = picture.figure.axes
     low, high = ax.get_xlim()
     assert all(low < x < high for row in table.rows for x in times(row))
-
-
-def test_no_steps():
-    with pytest.raises(ValueError, match="rows: expected at least one step"):
-        experiments([])

@@ -77,11 +77,6 @@ def test_axes_follow_what_is_run_through(figure, x, log, ticks):
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ticks
 
 
-def test_too_many_series_are_refused():
-    with pytest.raises(ValueError, match="series: expected at most 3, got 4"):
-        GradientFigure(dict.fromkeys("abcd", ""), ("o",))
-
-
 @pytest.mark.parametrize("width", [9.4, 5.9])
 def test_all_words_are_inside_and_apart(width):
     tensors = ("o", "final_state", "dr", "dw", "dk", "dv", "da", "db")

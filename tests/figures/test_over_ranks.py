@@ -23,15 +23,3 @@ def test_lines_and_measured_points():
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
 def test_what_is_simulated_is_legible(op):
     assert_legible(over_ranks(*drawn(op)), least=8.5)
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ({"a": [1.0]}, r"panels\['p'\]: expected 2 efficiencies like ranks for every line"),
-        ({str(n): [1.0, 1.0] for n in range(8)}, r"panels\['p'\]: expected at most 7 lines, got 8"),
-    ],
-)
-def test_it_says_what_it_wants(lines, says):
-    with pytest.raises(ValueError, match=says):
-        over_ranks("ranks", [1, 2], {"p": lines}, {})

@@ -102,6 +102,9 @@ def test_a_redraw_equals_a_fresh_figure():
 # --- a sweep, drawn --------------------------------------------------------------------------------------------------
 
 
+OVER = {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]}
+
+
 def overflow(decay, T):
     return {"x": (torch.full((T,), -decay * T).exp(), torch.ones(T))}
 
@@ -110,24 +113,28 @@ def law(T):
     return 88.72 / T
 
 
+def legend_of(figure):
+    (legend,) = figure.canvas.figure.legends
+    return {text.get_text() for text in legend.get_texts()}
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_sweep_is_drawn_with_its_law(turned):
-    over = {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]}
-    found = sweep(overflow, dict(reversed(over.items())) if turned else over)
+    found = sweep(overflow, dict(reversed(OVER.items())) if turned else OVER)
     figure = phase(found, law=law)
     assert figure.ax.get_xlabel() == "|decay|" and figure.ax.get_ylabel() == "T"
     assert figure.canvas.png().startswith(b"\x89PNG")
     x, y = figure._law.get_data()
     # a sixth of the axis is ln 2; the law's line lies where its decay does
     step = figure._columns / 6
-    for i, T in enumerate(over["T"]):
+    for i, T in enumerate(OVER["T"]):
         at = step * (np.log2(law(T) / 0.5) + 0.5) - 0.5
         assert x[2 * i] == x[2 * i + 1] == pytest.approx(np.clip(at, -1, figure._columns))
         assert (y[2 * i], y[2 * i + 1]) == (2.5 - i, 1.5 - i)
     broken = found["x.finite"] < 1
     broken = broken.T if turned else broken
-    for row, T in enumerate(over["T"]):
-        assert broken[row].tolist() == [decay * T < -88.72 for decay in over["decay"]]
+    for row, T in enumerate(OVER["T"]):
+        assert broken[row].tolist() == [decay * T < -88.72 for decay in OVER["decay"]]
 
 
 @pytest.mark.parametrize("with_error", [True, False])
@@ -139,10 +146,9 @@ def test_only_what_is_there_is_spoken_of(with_law, with_error):
         made, true = overflow(decay, T)["x"]
         return {"x": (made, true) if with_error else made}
 
-    found = sweep(measure, {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]})
+    found = sweep(measure, OVER)
     figure = phase(found, law=(lambda T: 100.0) if with_law else None)
-    (legend,) = figure.canvas.figure.legends
-    words = {text.get_text() for text in legend.get_texts()}
+    words = legend_of(figure)
     assert (found["x.finite"] < 1).any()
     assert len(figure._wrong.get_xdata()) == ((found["x.finite"] < 1).sum() if with_law else 0)
     assert ("law" in words) == ("law is wrong" in words) == with_law and "not finite" in words
@@ -155,24 +161,9 @@ def test_what_was_raised_is_a_mark_with_its_name():
             raise ZeroDivisionError
         return overflow(decay, T)
 
-    over = {"T": [8, 44, 64], "decay": [-0.5, -1.0, -2.0, -4.0, -8.0, -16.0]}
-    figure = phase(sweep(measure, over), law=law)
+    figure = phase(sweep(measure, OVER), law=law)
     x, y = figure._raised.get_data()
     step = figure._columns / 6
     assert x.tolist() == pytest.approx([step * (n + 0.5) - 0.5 for n in (3, 4, 5)]) and set(y) == {1}
-    (legend,) = figure.canvas.figure.legends
-    assert "raised an error" in {text.get_text() for text in legend.get_texts()}
-    (legend,) = phase(sweep(overflow, over)).canvas.figure.legends
-    assert "raised an error" not in {text.get_text() for text in legend.get_texts()}
-
-
-@pytest.mark.parametrize(
-    "over, how, message",
-    [
-        ({"T": [8], "decay": [-1.0, -2.0, -3.0]}, {}, "across: expected decays evenly spaced in their logarithm"),
-        ({"decay": [-1.0, -2.0]}, {"T": 8}, "sweep: expected a sweep over two axes, got decay"),
-    ],
-)
-def test_a_sweep_that_is_no_phase_diagram_is_refused(over, how, message):
-    with pytest.raises(ValueError, match=message):
-        phase(sweep(overflow, over, **how))
+    assert "raised an error" in legend_of(figure)
+    assert "raised an error" not in legend_of(phase(sweep(overflow, OVER)))

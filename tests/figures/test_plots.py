@@ -31,10 +31,6 @@ def test_matrices_hatch_what_is_not_finite():
     x[2, 3] = torch.nan
     assert has_colour(plots.matrices({"A": x}, log=True), style.NAN["facecolor"])
     assert not has_colour(plots.matrices({"A": x}, empty=x.isnan()), style.NAN["facecolor"])
-    with pytest.raises(ValueError, match=r"panels\['A'\]: expected a matrix, got shape \[8\]"):
-        plots.matrices({"A": x[0]})
-    with pytest.raises(ValueError, match="panels: expected at least one matrix, got none"):
-        plots.matrices({})
 
 
 def test_curves_draw_lines_laws_and_levels():
@@ -49,8 +45,6 @@ def test_curves_draw_lines_laws_and_levels():
     assert (pixels(gap) != pixels(plain)).any()
     apart = plots.curves({"a": t, "b": t[:5]}, {"a": t, "b": t[:5]}, xlabel="t", ylabel="y")
     assert has_colour(apart, style.BLUE) and has_colour(apart, style.PURPLE)
-    with pytest.raises(ValueError, match=r"lines\['a'\]: expected 19 values like x, got 18"):
-        plots.curves(t, {"a": t[1:]}, xlabel="t", ylabel="y")
 
 
 def test_beside_shows_yours_and_what_is_between():
@@ -90,11 +84,6 @@ def test_beside_says_what_is_missing(yours, says):
     picture = plots.beside(yours, torch.arange(6.0).reshape(2, 3))
     assert has_colour(picture, style.EMPTY)
     assert says in [text.get_text() for ax in picture.figure.axes for text in ax.texts]
-
-
-def test_beside_needs_something_to_expect():
-    with pytest.raises(ValueError, match=r"expected: expected a matrix of finite numbers, got shape \[3\]"):
-        plots.beside(..., torch.zeros(3))
 
 
 def test_tokens_run_from_left_to_right():

@@ -56,18 +56,3 @@ def test_the_recorded_table_is_legible(width):
     assert picture.pixels[0] == round(80 * width)
     assert_legible(picture, least=8.5)
     assert picture.png().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("rows", "what", "says"),
-    [
-        ([], "both", "rows: expected at least one with both_ms, got none of 0"),
-        ([OURS | {"both_ms": None}], "both", "rows: expected at least one with both_ms, got none of 1"),
-        ([OURS], "backward", "what: expected one of forward, both, got 'backward'"),
-        ([OURS | {"who": str(n)} for n in range(6)], "both", "rows: expected at most 5 who, got 0, 1, 2, 3, 4, 5"),
-    ],
-    ids=["none", "not timed", "what", "many"],
-)
-def test_it_says_what_it_wants(rows, what, says):
-    with pytest.raises(ValueError, match=says):
-        speed(rows, what=what, **CEILINGS)

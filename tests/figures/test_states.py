@@ -1,7 +1,6 @@
 """The film strip of states."""
 
 import numpy as np
-import pytest
 
 from flakit.figures import style
 from flakit.figures.states import filmstrip
@@ -29,11 +28,3 @@ def test_filmstrip_hatches_what_is_not_finite():
 
 def test_filmstrip_of_zeros():
     assert filmstrip([np.zeros((2, 5))], ["a"], "01", title="").png().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("titles", "rows", "says"), [("abc", "012", "titles: expected 4"), ("abcd", "01", "rows: exp")]
-)
-def test_filmstrip_refuses_wrong_names(titles, rows, says):
-    with pytest.raises(ValueError, match=says):
-        filmstrip(STATES, titles, rows, title="")

@@ -26,6 +26,14 @@ def run(op="rwkv6", *, decay="logsigmoid", T=6, grow=False, do=True, **sizes):
     return frames(SCENES[op], of.reference.steps(**x, do=do), scale=of.scale(x), **still)
 
 
+def stepper_at(t, op="rwkv6", which="forward", width=9.4, **how):
+    """A stepper that shows token t of a run."""
+    stepper = Stepper(SCENES[op], which, width)
+    stepper.load(run(op, **how)[which])
+    stepper.show(t)
+    return stepper
+
+
 def equal(a, b):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -133,9 +141,7 @@ def cells(stepper, name):
 @every_operator
 @both_passes
 def test_a_step_changes_the_picture_and_back_restores_it(op, which):
-    stepper = Stepper(SCENES[op], which)
-    stepper.load(run(op)[which])
-    pictures = []
+    stepper, pictures = stepper_at(0, op, which), []
     for t in (1, 4, 1):
         stepper.show(t)
         pictures.append(stepper.canvas.png())
@@ -143,17 +149,14 @@ def test_a_step_changes_the_picture_and_back_restores_it(op, which):
 
 
 def test_colours_mean_the_same_at_every_step():
-    stepper = Stepper(SCENE, "forward")
-    found = run()["forward"]
-    stepper.load(found)
-    stepper.show(2)
+    stepper = stepper_at(2)
     after = cells(stepper, "state").copy()
     stepper.show(3)
     np.testing.assert_array_equal(cells(stepper, "state_before"), after)
 
 
 def test_sizes_of_the_run_can_change():
-    stepper = Stepper(SCENE, "backward")
+    stepper = stepper_at(0, which="backward")
     for K, V, T in ((4, 3, 6), (8, 2, 12), (2, 2, 3)):
         stepper.load(run(K=K, V=V, T=T)["backward"])
         stepper.show(T - 1)
@@ -192,9 +195,7 @@ def test_zeros_and_emptied_states_are_finite_colours():
 @pytest.mark.parametrize("width", [9.4, 5.9])
 def test_all_words_are_inside_and_apart(op, which, width):
     """Also with the longest numbers that a scale can have."""
-    stepper = Stepper(SCENES[op], which, width)
-    stepper.load(run(op, decay=-30.0, grow=True, T=16, K=8, V=8, M=8)[which])
-    stepper.show(3)
+    stepper = stepper_at(3, op, which, width, decay=-30.0, grow=True, T=16, K=8, V=8, M=8)
     assert stepper.canvas.pixels[1] <= (430 if width > 9 else 390)
     assert_legible(stepper.canvas)
 
@@ -227,9 +228,7 @@ def test_the_terms_of_every_array_make_it(op, which):
 @both_passes
 def test_every_result_of_a_step_has_terms(op, which):
     """What comes from outside: the inputs, the gradient of the output, and what another token has handed over."""
-    stepper = Stepper(SCENES[op], which)
-    stepper.load(run(op)[which])
-    stepper.show(2)
+    stepper = stepper_at(2, op, which)
     names = {stepper.entry(Cell(name, 0, 0))[0] for name in stepper.canvas.maps}
     without = {name for name in names if name not in SCENES[op].terms}
     of = OPERATORS[op]
@@ -241,9 +240,7 @@ def test_every_result_of_a_step_has_terms(op, which):
 @both_passes
 @pytest.mark.parametrize("width", [9.4, 5.9])
 def test_the_same_row_and_column_light_up_everywhere(op, which, width):
-    scene, stepper = SCENES[op], Stepper(SCENES[op], which, width)
-    stepper.load(run(op)[which])
-    stepper.show(2)
+    scene, stepper = SCENES[op], stepper_at(2, op, which, width)
     for name, (rows, columns) in stepper.canvas.maps.items():
         cell = Cell(name, rows - 1, columns - 1)
         array, place = stepper.entry(cell)
@@ -257,8 +254,3 @@ def test_the_same_row_and_column_light_up_everywhere(op, which, width):
             axes = scene.axes[stepper.entry(corner)[0]]
             lit = {axis: at for axis, at in zip(axes, stepper.entry(corner)[1], strict=True) if axis in here}
             assert lit and lit.items() <= here.items()
-
-
-def test_an_unknown_pass_is_refused():
-    with pytest.raises(ValueError, match="which: expected 'forward' or 'backward', got 'sideways'"):
-        Stepper(SCENE, "sideways")

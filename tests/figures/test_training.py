@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 
 from flakit.figures import style
 from flakit.figures.gate_drift import fatal_run, lost_steps
@@ -24,11 +23,6 @@ def test_lost_steps_marks_the_steps_beyond_the_limit():
     assert picture.png().startswith(b"\x89PNG")
 
 
-def test_lost_steps_wants_gates_for_every_column():
-    with pytest.raises(ValueError, match="gates: expected the names a, got b"):
-        lost_steps({"a": {"faulty": [0.0]}}, {"b": QUANTILES}, window=20, limit=1.0)
-
-
 def test_loss_curves_draw_every_seed_and_name_a_model_once():
     models = {"one": {0: [5.0, 2.0], 1: [5.0, 3.0]}, "other": {0: [6.0, 4.0], 1: [6.0, 5.0]}}
     picture = loss_curves([10, 30], {"left": models, "right": models}, ylabel="nats", levels={"guess": 5.5})
@@ -40,20 +34,6 @@ def test_loss_curves_draw_every_seed_and_name_a_model_once():
     assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["one", "other"]
     assert left.get_ylim() == right.get_ylim() and left.get_ylim()[0] < 2 and left.get_ylim()[1] > 6
     assert picture.png().startswith(b"\x89PNG") and "one, other" in picture.alt
-
-
-@pytest.mark.parametrize(
-    ("panels", "says"),
-    [
-        ({}, "panels: expected at least one, got none"),
-        ({"a": {"one": {0: [1.0]}}}, r"panels\['a'\]\['one'\]: expected 2 losses like steps for every seed"),
-        ({"a": {str(n): {} for n in range(8)}}, r"panels\['a'\]: expected at most 7 lines, got 8"),
-    ],
-    ids=["none", "length", "many"],
-)
-def test_loss_curves_say_what_they_want(panels, says):
-    with pytest.raises(ValueError, match=says):
-        loss_curves([10, 30], panels)
 
 
 def test_a_run_that_dies_ends_in_a_cross_and_says_when():

@@ -1,7 +1,5 @@
 """The panel of any case: knobs as in the registry, every number of `at`, its words, its script, and how fast it is."""
 
-import contextlib
-import io
 import re
 
 import ipywidgets as widgets
@@ -14,6 +12,7 @@ from flakit.panels import case
 from flakit.panels.knobs import NONE
 from tests.figures.words import assert_legible
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import assert_presets_differ, pointed, printed, resize, sizes
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +46,22 @@ def test_shows_what_the_case_says(panel):
 
 
 def test_every_preset_draws_and_says_something_else(panel):
-    texts, pictures, alts = set(), set(), set()
-    for setting in panel.presets.values():
-        panel.set(**setting)
-        assert "Error" not in panel.text and panel.text in panel.picture.alt
-        texts.add(panel.text)
-        pictures.add(panel.png)
-        alts.add(panel.picture.alt)
-    assert len(texts) == len(pictures) == len(alts) == len(panel.presets) >= 2
+    assert_presets_differ(panel)
 
 
 @pytest.mark.full
 def test_low_enough_to_be_seen_with_its_knobs(panel):
     """At both widths: what a browser adds to this is measured in tests/browser."""
-    for room, most in ((1000, 430), (600, 390)):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        width, height = panel.canvas.pixels
-        assert width == (940 if room == 1000 else 590) and height <= most
-    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
+    (narrow, high), (wide, height) = sizes(panel)
+    assert (narrow, wide) == (590, 940) and high <= 390 and height <= 430
 
 
 def test_cells_have_their_arithmetic(panel):
     """Every map that can be pointed at, in its corners and in its middle."""
     for name, (rows, columns) in panel.canvas.maps.items():
-        for cell in {Cell(name, 0, 0), Cell(name, rows - 1, columns - 1), Cell(name, rows // 2, columns // 2)}:
-            panel.picture.pick(cell)
-            assert panel.picture.strip and "Error" not in panel.picture.strip, cell
-            assert panel.picture.lit
+        for cell in {(name, 0, 0), (name, rows - 1, columns - 1), (name, rows // 2, columns // 2)}:
+            said = pointed(panel, *cell)
+            assert said and "Error" not in said and panel.picture.lit, cell
 
 
 def test_a_widget_for_every_knob(panel):
@@ -140,11 +128,9 @@ def other(knob):
 
 
 def test_script_prints_what_the_panel_says(panel):
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(panel.as_python(), {})
-    lines = printed.getvalue().splitlines()
-    assert lines == [f"{row.what} law {row.law} measured {row.measured} {row.agrees}" for row in panel.result[0]]
+    assert printed(panel).splitlines() == [
+        f"{row.what} law {row.law} measured {row.measured} {row.agrees}" for row in panel.result[0]
+    ]
 
 
 def test_a_wrong_law_is_said(panels, monkeypatch):
@@ -197,5 +183,5 @@ def test_play_moves_nothing_that_is_not_on_view():
 def test_the_words_of_the_anchors_picture_are_whole_on_a_small_screen():
     panel = case("anchor", w=-88.8, row=16)
     for room in (600, 1000):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
+        resize(panel, room)
         assert_legible(panel.canvas, least=8)

@@ -1,7 +1,5 @@
 """The decay explorer: what it says at finite and non-finite settings, the law beside the measurement, its script."""
 
-import contextlib
-import io
 import itertools
 import math
 import re
@@ -22,6 +20,7 @@ from flakit.panels.decay_explorer import _right
 from flakit.panels.knobs import stops_of
 from flakit.panels.shared import tensors
 from tests.panels.live import NOT_LIVE
+from tests.panels.reading import pointed, printed, resize, sizes
 
 
 @pytest.fixture(scope="module")
@@ -275,47 +274,39 @@ def test_three_knobs_on_view_and_words_on_all(panel):
 
 
 def test_the_longest_title_ends_before_the_key(panel):
-    panel.picture._received({"kind": "room", "x": 600, "y": 1})
+    resize(panel, 600)
     panel.set(**panel.presets["bug A"])
     panel.set(decay=-math.inf, dtype="bfloat16")
     panel.canvas.png()
     figure, renderer = panel.canvas.figure, panel.canvas._agg.get_renderer()
     title = max(text.get_window_extent(renderer).x1 for text in figure.texts if "token 16" in text.get_text())
     assert title < figure.legends[0].get_window_extent(renderer).x0, "its hatches too"
-    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
+    resize(panel, 1000)
 
 
 def test_low_enough_at_both_widths(panel):
-    for room, size in ((1000, (940, 482)), (600, (590, 412))):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        assert panel.canvas.pixels == size
-    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
-
-
-def told(panel, *cell):
-    panel.picture.pick(Cell(*cell))
-    return panel.picture.strip
+    assert sizes(panel) == [(590, 412), (940, 482)]
 
 
 def test_a_pairs_arithmetic_is_what_its_format_computes(panel):
     panel.set(decay=-1.5)
-    said = told(panel, "key", 63, 62)  # 63 tokens of decay undone for the next token's read
+    said = pointed(panel, "key", 63, 62)  # 63 tokens of decay undone for the next token's read
     made = re.fullmatch(r"token 63, key 62: e\^(\S+) · e\^(\S+) = (\S+) · inf = inf \(true: 1\)", said)
     down, up, read = map(float, made.groups())
     assert (down, up) == (-94.5, 94.5) and read == pytest.approx(math.exp(-94.5), rel=0.02)  # subnormal: few digits
-    assert told(panel, "read", 62, 63) == (
+    assert pointed(panel, "read", 62, 63) == (
         "token 62, key 63, the future: e^-93 · e^96 = 4.1e-41 · inf = inf, then masked: 0; but in the sums of the "
         "gradients 0 · inf is NaN"
     )
     panel.set(mask="multiply")
-    assert told(panel, "read", 62, 63).endswith("= inf, then times 0: NaN")
+    assert pointed(panel, "read", 62, 63).endswith("= inf, then times 0: NaN")
     panel.set(mask="right", decay=-1.38)  # the factor is finite, with its key it is not
-    assert re.search(r"2\.3e\+38 .*; with its key k_63 = (\S+) · 2\.3e\+38 = inf$", told(panel, "key", 10, 63))
+    assert re.search(r"2\.3e\+38 .*; with its key k_63 = (\S+) · 2\.3e\+38 = inf$", pointed(panel, "key", 10, 63))
     panel.set(scheme="pairwise")
-    assert told(panel, "read", 9, 5) == "token 9, key 5: e^-4.14 = 0.0159 (true: 0.0159)"
-    assert told(panel, "read", 5, 9).startswith("token 5, key 9: no product is formed")
+    assert pointed(panel, "read", 9, 5) == "token 9, key 5: e^-4.14 = 0.0159 (true: 0.0159)"
+    assert pointed(panel, "read", 5, 9).startswith("token 5, key 9: no product is formed")
     panel.set(scheme="previous-row", mask="right", decay=-math.inf)
-    assert told(panel, "read", 40, 30) == "token 40, key 30: e^NaN · e^NaN = NaN · NaN = NaN (true: 0)"
+    assert pointed(panel, "read", 40, 30) == "token 40, key 30: e^NaN · e^NaN = NaN · NaN = NaN (true: 0)"
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -326,7 +317,7 @@ def test_every_kind_of_pair_has_its_truth(panel, op, dtype, scheme):
     panel.set(op=op, dtype=dtype, scheme=scheme, decay=-0.75, T=100)
     inclusive = next(iter(OPERATORS[op].reads.values()))
     for i, j in ((1, 0), (17, 15), (40, 20), (63, 1), (33, 32)):
-        said = told(panel, "read", i, j)
+        said = pointed(panel, "read", i, j)
         made, true = re.search(r"(\S+) \(true: (\S+)\)", said).groups()
         exact = math.exp(-0.75 * (i - j - (not inclusive)))
         assert float(true) == pytest.approx(exact, rel=6e-3)
@@ -340,11 +331,11 @@ def test_values_stand_beside_float64(panel, op):
     exact = truth(op, inputs(op, T=100, H=1, K=32, decay=-0.3, dtype=torch.float32, decay_dtype=torch.float32))
     for name, x in exact.items():
         if name in panel.canvas.maps:
-            said = told(panel, name, 70, 5)
+            said = pointed(panel, name, 70, 5)
             got, true = (float(y) for y in re.search(r": (\S+) \(true: (\S+)\)$", said).groups())
             assert true == pytest.approx(x[0, 70, 0, 5].item(), rel=1e-3) and got == pytest.approx(true, rel=1e-3)
     panel.set(decay=-3.0)
-    assert re.search(r"(NaN|inf) \(true: -?\d\S*\)$", told(panel, "o", 60, 5))
+    assert re.search(r"(NaN|inf) \(true: -?\d\S*\)$", pointed(panel, "o", 60, 5))
 
 
 @pytest.mark.parametrize(
@@ -368,10 +359,10 @@ def test_a_mask_that_shows_the_future_is_not_called_fine(panel):
 
 def test_an_onset_says_law_and_measurement(panel):
     panel.set(decay=-1.39)
-    assert told(panel, "onset", 1, 0) == (
+    assert pointed(panel, "onset", 1, 0) == (
         "dr breaks beyond |w| = 1.3746 per token by the law, at 1.3747 as measured; now 1.39: broken"
     )
-    assert told(panel, "onset", 5, 0) == "du never breaks, by the law and as measured: fine"
+    assert pointed(panel, "onset", 5, 0) == "du never breaks, by the law and as measured: fine"
 
 
 def test_a_token_lights_up_in_the_other_maps(panel):
@@ -398,10 +389,7 @@ def test_a_token_lights_up_in_the_other_maps(panel):
 )
 def test_the_script_runs_and_gives_the_same_numbers(panel, setting):
     panel.set(**setting)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(panel.as_python(), {})
-    lines = printed.getvalue()
+    lines = printed(panel)
     for name, x in panel.result["tensors"].items():
         share = 100 * (1 - x.isfinite().float().mean().item())
         assert float(re.search(rf"^{name} +(\S+)% not finite", lines, re.M).group(1)) == pytest.approx(share, abs=0.006)

@@ -1,8 +1,5 @@
 """The matrix of fingerprints, and the panel that works from what was seen."""
 
-import contextlib
-import io
-
 import pytest
 
 from flakit.cases.fingerprint import CAUSES, TENSORS
@@ -11,6 +8,7 @@ from flakit.figures.canvas import Cell
 from flakit.panels import diagnose, fingerprint
 from flakit.panels.fingerprint import NAMES
 from tests.figures.words import assert_legible
+from tests.panels.reading import printed
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +46,8 @@ def test_it_is_low_and_legible_and_speaks_for_itself(panel):
         panel.set(**setting)
         assert_legible(panel.canvas)
     assert panel.canvas.pixels[1] <= 400
-    printed = io.StringIO()
-    panel.set(**{name: "?" for name in NAMES} | {"dr": "NaN"})
-    with contextlib.redirect_stdout(printed):
-        exec(panel.as_python(), {})
-    assert "1 of 1  start anchor, lesson 05" in printed.getvalue() and len(printed.getvalue().splitlines()) == len(
-        CAUSES
-    )
+    lines = printed(panel.set(**{name: "?" for name in NAMES} | {"dr": "NaN"})).splitlines()
+    assert "1 of 1  start anchor, lesson 05" in lines and len(lines) == len(CAUSES)
 
 
 def test_a_knob_for_each_tensor(panel):

@@ -1,8 +1,6 @@
 """The gradient comparer: what is measured here, what was recorded, and that it says which."""
 
-import contextlib
 import inspect
-import io
 import math
 import re
 import threading
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from flakit.cases.decay_gradient import law
-from flakit.figures.canvas import Cell
 from flakit.figures.gradients import ERRORS, PLOTS
 from flakit.numerics import recorded
 from flakit.numerics.family import FAMILY
@@ -21,9 +18,9 @@ from flakit.numerics.operators import OPERATORS
 from flakit.ops.family import naive_kda
 from flakit.ops.rwkv6 import chunk_rwkv6
 from flakit.panels import compare, gradient_comparer
-from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import assert_presets_differ, on_view, pointed, printed, sizes
 
 META = {"device": "NVIDIA H200", "date": "2026-11-20", "torch": "2.11.0", "triton": "3.6.0", "command": "remake"}
 MODULE = import_module("flakit.panels.gradient_comparer")
@@ -57,11 +54,9 @@ def error(panel, form, tensor, measure="l2"):
     return row[measure]
 
 
-def printed(script: str) -> dict[tuple[str, str], tuple[float, ...]]:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(script, {})
-    found = re.findall(r"^(\w+) +(\w[\w ]*?) +l2 (\S+)  worst_element (\S+)  worst_row (\S+)", out.getvalue(), re.M)
+def errors_of_script(panel) -> dict[tuple[str, str], tuple[float, ...]]:
+    line = r"^(\w+) +(\w[\w ]*?) +l2 (\S+)  worst_element (\S+)  worst_row (\S+)"
+    found = re.findall(line, printed(panel), re.M)
     return {(form, tensor): tuple(map(float, errors)) for tensor, form, *errors in found}
 
 
@@ -116,7 +111,7 @@ def test_a_gradient_too_small_for_its_dtype_is_told():
 )
 def test_the_copied_script_reproduces_the_errors(setting):
     panel = gradient_comparer(**setting)
-    found = printed(panel.as_python())
+    found = errors_of_script(panel)
     assert len(found) == len(panel.result) == {"rwkv6": 15}.get(panel.setting["op"], 16)
     for row in panel.result:
         assert found[row["form"], row["tensor"]] == tuple(pytest.approx(row[m], rel=1e-3) for m in MEASURES)
@@ -139,7 +134,7 @@ def test_recorded_numbers_are_shown_as_recorded(recording):
     lengths, decays = shown._plots
     assert list(lengths._lines["chunk"].get_xdata()) == [64, 1024]
     assert list(decays._lines["chunk"].get_xdata()) == [1, 8]
-    found = printed(panel.as_python())
+    found = errors_of_script(panel)
     assert found["chunk", "dr"] == pytest.approx((0.192, 0.576, 0.384), rel=1e-3)
 
 
@@ -225,8 +220,7 @@ def test_a_dot_says_its_errors_and_the_worst_element_beside_the_truth():
     figure = panel._figure("rwkv6")
     for lane in range(len(figure.tensors) * len(figure.series)):
         tensor, form = figure.lane(lane)
-        panel.picture.pick(Cell(ERRORS, lane, 0))
-        said = panel.picture.strip
+        said = pointed(panel, ERRORS, lane, 0)
         if form == "running sums" and tensor != "dw":
             assert said == f"{tensor}: running sums makes none of its own."
             continue
@@ -238,18 +232,16 @@ def test_a_dot_says_its_errors_and_the_worst_element_beside_the_truth():
         if row["worst_element"]:
             assert got == pytest.approx(row["got"].flatten()[at].item(), rel=1e-3)
             assert true == pytest.approx(row["true"].flatten()[at].item(), rel=1e-3)
-    panel.picture.pick(Cell(PLOTS[0], 0, 7))
-    assert panel.picture.strip.startswith("dw, token 7: chunk ") and "running sums" in panel.picture.strip
+    said = pointed(panel, PLOTS[0], 0, 7)
+    assert said.startswith("dw, token 7: chunk ") and "running sums" in said
     assert panel.picture.lit
 
 
 def test_at_most_three_knobs_on_view_and_every_slider_has_a_name():
     panel = gradient_comparer(T=16)
-    (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["dtype", "decay", "tensor"]
+    assert on_view(panel) == ["dtype", "decay", "tensor"]
     assert all(knob.description for knob in panel.knobs.values())
-    (row,) = [box for box in gradient_comparer(T=16, show=("T",)).children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["length T"]
+    assert on_view(gradient_comparer(T=16, show=("T",))) == ["length T"]
 
 
 def test_play_means_one_decay_for_all_tokens():
@@ -265,18 +257,12 @@ def test_play_means_one_decay_for_all_tokens():
 @pytest.mark.parametrize("op", OPERATORS)
 def test_low_enough_at_both_widths(op):
     panel = gradient_comparer(op, T=16, K=16)
-    for room, width, most in ((1000, WIDE, 430), (600, NARROW, 360)):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
+    (narrow, high), (wide, height) = sizes(panel)
+    assert (narrow, wide) == (590, 940) and high <= 360 and height <= 430
 
 
 def test_presets_draw_and_say_something_else():
-    panel, seen = gradient_comparer(), []
-    for setting in panel.presets.values():
-        panel.set(**setting)
-        assert "Error" not in panel.text and panel.text in panel.picture.alt
-        seen.append((panel.text, panel.png, panel.picture.alt))
-    assert all(len(set(kind)) == len(seen) == 3 for kind in zip(*seen, strict=True))
+    assert len(assert_presets_differ(gradient_comparer())) == 3
 
 
 def test_reset_and_wrong_settings():
@@ -335,13 +321,12 @@ def test_any_member_of_the_family_is_compared_with_a_kernel_of_ones_own(op):
     assert panel.knobs["decay"].layout.display == ("" if of.decay else "none")
     panel.set(**({"profile": "constant", "decay": -2.0} if of.decay else {"tensor": "dk"}))
     assert panel.png.startswith(b"\x89PNG") and "Error" not in panel.text
-    panel.picture.pick(Cell(ERRORS, 0, 0))
-    assert panel.picture.strip.startswith("o, tripled: L2 2.0e+00")
+    assert pointed(panel, ERRORS, 0, 0).startswith("o, tripled: L2 2.0e+00")
 
 
 def test_its_script_names_the_kernels():
     panel = compare(naive_kda, "flakit.ops.family:naive_kda", like="kda", T=16, K=16, decay=-1.0)
-    found = printed(panel.as_python())
+    found = errors_of_script(panel)
     expected = [error(panel, "mine", "dg", measure) for measure in ("l2", "worst_element", "worst_row")]
     assert found["mine", "dg"] == found["other", "dg"] == pytest.approx(expected, rel=1e-3)
 

@@ -1,7 +1,5 @@
 """The headroom panel: decays in, each kernel's verdict out, and scaling them shows which breaks next."""
 
-import contextlib
-import io
 import math
 import re
 
@@ -10,11 +8,10 @@ import torch
 
 from flakit import headroom as measure
 from flakit.cases.headroom import KERNELS
-from flakit.figures.canvas import Cell
 from flakit.figures.headroom import LANES
 from flakit.panels import headroom
-from flakit.panels.base import NARROW, WIDE
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import assert_presets_differ, on_view, pointed, printed, sizes
 
 W = -torch.rand(1, 120, 2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -47,18 +44,13 @@ def test_says_what_headroom_says(panel, dtype, layer):
     assert never == ["previous-row", "pairwise", "dyadic"] and "3 never break, whatever the decays." in panel.text
 
 
-def said_at(panel, kernel):
-    panel.picture.pick(Cell(LANES, panel.kernels.index(kernel), 0))
-    return panel.picture.strip
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("times", [1.0, 10.0])
 def test_a_lane_says_whose_decays_add_up_to_what(panel, times, dtype):
     panel.set(times=times, dtype=dtype)
     summed = 0
     for m in panel.result[1]:
-        said = said_at(panel, m.kernel)
+        said = pointed(panel, LANES, panel.kernels.index(m.kernel), 0)
         assert said.startswith(f"{m.kernel}: ")
         if m.token is None:
             assert "no exponent is above 0" in said
@@ -74,11 +66,9 @@ def test_a_lane_says_whose_decays_add_up_to_what(panel, times, dtype):
 
 
 def test_low_enough_at_both_widths(panel):
-    for room, width, most in ((1000, WIDE, 430), (600, NARROW, 365)):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        assert panel.canvas.pixels[0] == round(100 * width) and panel.canvas.pixels[1] <= most
-        assert list(panel.canvas.maps) == [LANES]
-    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
+    (narrow, high), (wide, height) = sizes(panel)
+    assert (narrow, wide) == (590, 940) and high <= 365 and height <= 430
+    assert list(panel.canvas.maps) == [LANES]
 
 
 def test_decays_of_minus_infinity_are_told_where_they_are():
@@ -93,16 +83,9 @@ def test_decays_of_minus_infinity_are_told_where_they_are():
 
 
 def test_knobs_on_view_and_presets(panel):
-    (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["decays ×", "dtype", "layer"]
-    (row,) = [box for box in headroom(W, show=("chunk",)).children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["chunk"]
-    seen = []
-    for setting in panel.presets.values():
-        panel.set(**setting)
-        assert panel.text in panel.picture.alt
-        seen.append((panel.text, panel.png, panel.picture.alt))
-    assert all(len(set(kind)) == len(seen) == 4 for kind in zip(*seen, strict=True))
+    assert on_view(panel) == ["decays ×", "dtype", "layer"]
+    assert on_view(headroom(W, show=("chunk",))) == ["chunk"]
+    assert len(assert_presets_differ(panel)) == 4
 
 
 def test_the_main_knob_breaks_one_after_another_and_draws(panel):
@@ -120,18 +103,12 @@ def test_a_file_and_its_script(tmp_path):
     torch.save(-W.abs(), tmp_path / "w.pt")
     panel = headroom(tmp_path / "w.pt", "gsa", times=4.0, block=8)
     assert "layer" not in panel.knobs and panel.setting["block"] == 8
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(panel.as_python(), {})
-    assert out.getvalue().strip() == str(measure(W, "gsa", block=8).times(4.0))
+    assert printed(panel).strip() == str(measure(W, "gsa", block=8).times(4.0))
     assert "w.pt" in panel.as_python()
 
 
 def test_the_script_for_tensors_says_what_it_needs(panel):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(panel.as_python(), {"w": {"first": W, "second": 3 * W}})
-    assert "second, token" in out.getvalue()
+    assert "second, token" in printed(panel, w={"first": W, "second": 3 * W})
     assert "# w: the decays that this panel was given" in panel.as_python()
 
 

@@ -1,7 +1,5 @@
 """The panel of one infinity's way: its steps, its words against its numbers, and what a screen reader is told."""
 
-import contextlib
-import io
 import itertools
 import re
 
@@ -14,6 +12,7 @@ from flakit.figures.canvas import Cell
 from flakit.panels import infinity
 from flakit.panels.base import NARROW
 from flakit.panels.infinity import BACKWARD, FORWARD, PRESETS, STEPS, WORDS, C, _number
+from tests.panels.reading import on_view, pointed, printed
 
 FINE, FIRST, READ, ZERO = (preset["decay"] for preset in PRESETS.values())
 
@@ -42,8 +41,7 @@ def test_every_slider_has_a_label(panel):
 
 
 def test_show_names_the_knobs_on_view():
-    (row,) = [box for box in infinity(show=("step",)).children if "flakit-knobs" in box._dom_classes]
-    assert [knob.description for knob in row.children] == ["step"]
+    assert on_view(infinity(show=("step",))) == ["step"]
 
 
 def test_low_and_narrow_enough_for_a_small_screen(panel):
@@ -94,12 +92,8 @@ def test_the_arithmetic_of_every_printed_cell_ends_in_its_number(panel, decay):
 
 def test_a_term_of_dr_is_a_product_that_can_be_nan(panel):
     panel.set(decay=FIRST, step=STEPS.index("dr") + 1)
-    panel.picture.pick(Cell("pairs", 1, C - 1))
-    assert (
-        panel.picture.strip
-        == panel.text.splitlines()[2]
-        == "dA (1, 7) · k_7 e^92 = 0 · -inf = NaN (true: this term is 0)"
-    )
+    said = pointed(panel, "pairs", 1, C - 1)
+    assert said == panel.text.splitlines()[2] == "dA (1, 7) · k_7 e^92 = 0 · -inf = NaN (true: this term is 0)"
     box = panel.canvas.box
     lit = [tuple(place) for place in panel.picture.lit]
     for place in (box("key", None, C - 1), box("read", 1, None), box("result", 1, None)):
@@ -111,9 +105,8 @@ def test_the_bars_say_what_is_lost(panel):
     said = set()
     for chunk, size in (("left chunk", 8), ("right chunk", 64)):
         for row in range(panel.canvas.maps[chunk][0]):
-            panel.picture.pick(Cell(chunk, row, 0))
+            said.add(pointed(panel, chunk, row, 0))
             assert f"in a chunk of {size}, w = " in panel.picture.strip
-            said.add(panel.picture.strip)
     assert len(said) == 12 and "gradient dr in a chunk of 64, w = -1.39: NaN or infinite for 64 of 64 tokens" in said
 
 
@@ -285,11 +278,8 @@ def test_every_setting_has_words(panel, seed):
 
 def test_script_prints_what_the_panel_shows(panel):
     panel.set(decay=FIRST)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(panel.as_python(), {})
-    assert str(panel.result.made.dr) in printed.getvalue()
-    assert "dr lost 1.0" in printed.getvalue() and f"keys lost {1 / C}" in printed.getvalue()
+    lines = printed(panel)
+    assert str(panel.result.made.dr) in lines and "dr lost 1.0" in lines and f"keys lost {1 / C}" in lines
     assert torch.isnan(panel.result.made.dr).all()
 
 

@@ -1,7 +1,5 @@
 """The trace panel: it names the line that leaves float32 first, and what comes of it changes sides with the law."""
 
-import contextlib
-import io
 import math
 import re
 
@@ -16,6 +14,7 @@ from flakit.panels import kernel_trace
 from flakit.panels.base import NARROW
 from flakit.panels.kernel_trace import STOPS
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import pointed, printed, resize
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="needs Triton")
 
@@ -58,24 +57,19 @@ def test_it_names_line_lane_and_program(panel):
     assert "No exponent of any line is above 0" in panel.text
 
 
-def said_at(panel, *cell):
-    panel.picture.pick(Cell(*cell))
-    return panel.picture.strip
-
-
 def test_what_is_pointed_at_says_its_numbers(panel):
     panel.set(decay=-1.39)
-    assert said_at(panel, "tile", 63, 0) == "token 63, channel 0: e^88.96 = inf (float32 ends at e^88.72)"
-    assert said_at(panel, "tile", 63, 5) == "token 63, channel 5: inf"
-    assert said_at(panel, "tile", 62, 5) == "token 62, channel 5: finite"
-    assert said_at(panel, "programs", 0, 3) == "program 3, head 3, of decay -1.39: not finite"
-    assert said_at(panel, "programs", 0, 1) == "program 1, head 1, of decay -0.695: finite"
-    assert re.fullmatch(r"kernel.py:\d+  b_keys = .*inf born of finite numbers.*", said_at(panel, "tree", 0, 0))
-    assert "at most e^88.96, in program 3; float32 ends at e^88.72" in said_at(panel, "rooms", 0, 0)
+    assert pointed(panel, "tile", 63, 0) == "token 63, channel 0: e^88.96 = inf (float32 ends at e^88.72)"
+    assert pointed(panel, "tile", 63, 5) == "token 63, channel 5: inf"
+    assert pointed(panel, "tile", 62, 5) == "token 62, channel 5: finite"
+    assert pointed(panel, "programs", 0, 3) == "program 3, head 3, of decay -1.39: not finite"
+    assert pointed(panel, "programs", 0, 1) == "program 1, head 1, of decay -0.695: finite"
+    assert re.fullmatch(r"kernel.py:\d+  b_keys = .*inf born of finite numbers.*", pointed(panel, "tree", 0, 0))
+    assert "at most e^88.96, in program 3; float32 ends at e^88.72" in pointed(panel, "rooms", 0, 0)
     panel.set(decay=-1.3)
-    assert said_at(panel, "tile", 63, 0) == "token 63, channel 0: e^83.2 = finite (float32 ends at e^88.72)"
+    assert pointed(panel, "tile", 63, 0) == "token 63, channel 0: e^83.2 = finite (float32 ends at e^88.72)"
     panel.set(way="middle", decay=-2.0)
-    assert said_at(panel, "tile", 0, 63) == "row 0, column 63: inf"
+    assert pointed(panel, "tile", 0, 63) == "row 0, column 63: inf"
 
 
 def test_every_cell_of_every_map_says_something(panel):
@@ -90,17 +84,15 @@ def test_a_redraw_is_quick_here_and_at_both_widths(panel):
     # Of this process: the kernel runs in another.
     assert least_seconds(panel.set, ({"decay": decay} for decay in (-1.0, -1.5, -5.0))) < NOT_LIVE
     wide = panel.png
-    panel.picture._received({"kind": "room", "x": round(100 * NARROW), "y": 1})
+    resize(panel, round(100 * NARROW))
     assert panel.png != wide and panel.canvas.pixels[0] == round(100 * NARROW)
-    panel.picture._received({"kind": "room", "x": 940, "y": 1})
+    resize(panel, 940)
 
 
 def test_the_script_runs(panel):
     panel.set(decay=-1.39)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(panel.as_python(), {})
-    assert "decay -1.39: the output is finite" in out.getvalue() and "tl.exp(-b_gi)" in out.getvalue()
+    lines = printed(panel)
+    assert "decay -1.39: the output is finite" in lines and "tl.exp(-b_gi)" in lines
 
 
 def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):

@@ -1,9 +1,7 @@
 """The phase diagram: the law against every measured setting, the fine run and its cancelling, the script."""
 
-import contextlib
 import dataclasses
 import importlib
-import io
 import math
 import re
 
@@ -12,8 +10,8 @@ import pytest
 
 from flakit.cases import anchor
 from flakit.cases.anchor import OPERATORS
-from flakit.figures.canvas import Cell
 from flakit.panels import phase_diagram
+from tests.panels.reading import pointed, printed, sizes
 
 module = importlib.import_module("flakit.panels.phase_diagram")
 
@@ -120,14 +118,12 @@ def test_a_cell_says_setting_measurement_and_law(panel):
         (column, r"measured not finite \(\d+% of one tensor\); by the law finite up to 1.3\d+: as foretold"),
         (column - 1, r"measured finite; by the law finite up to 1.3\d+: as foretold"),
     ):
-        panel.picture.pick(Cell("cells", 1, at))
-        assert re.fullmatch(rf"T = 128, \|w\| = {shown.decay[at]:.4g} per token: {words}", panel.picture.strip)
+        said = pointed(panel, "cells", 1, at)
+        assert re.fullmatch(rf"T = 128, \|w\| = {shown.decay[at]:.4g} per token: {words}", said)
         assert panel.picture.lit
     panel.set(scheme="previous-row", against="at")
-    panel.picture.pick(Cell("cells", 0, 0))
-    assert panel.picture.strip == (
-        "token 64, |w| = 0.05: measured finite; by the law finite up to any decay: as foretold"
-    )
+    said = pointed(panel, "cells", 0, 0)
+    assert said == "token 64, |w| = 0.05: measured finite; by the law finite up to any decay: as foretold"
 
 
 def test_presets_play_and_three_knobs(panel):
@@ -144,10 +140,8 @@ def test_presets_play_and_three_knobs(panel):
 
 
 def test_low_enough_at_both_widths(panel):
-    for room, size in ((1000, (940, 390)), (600, (590, 340))):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        assert panel.canvas.pixels == size and panel.canvas.maps["cells"] == panel.result.share.shape
-    panel.picture._received({"kind": "room", "x": 1000, "y": 1})
+    assert sizes(panel) == [(590, 340), (940, 390)]
+    assert panel.canvas.maps["cells"] == panel.result.share.shape
 
 
 def test_one_token_breaks_a_block_only_at_its_first_row(panel):
@@ -215,8 +209,8 @@ def test_a_cancelled_run_keeps_what_it_has(panel, monkeypatch):
     assert panel.run.status.value == "cancelled"
     assert (~np.isnan(panel.result.share)).sum() == 12 < panel.result.share.size
     assert panel.text.startswith(f"12 of the {3 * len(panel.result.decay)} settings of this map were tried")
-    panel.picture.pick(Cell("cells", 0, 0))
-    assert panel.picture.strip.startswith("T = 65, |w| = 0.05 per token: not measured yet; by the law finite up to 1.3")
+    said = pointed(panel, "cells", 0, 0)
+    assert said.startswith("T = 65, |w| = 0.05 per token: not measured yet; by the law finite up to 1.3")
 
 
 def test_a_failing_run_is_told(panel, monkeypatch):
@@ -244,12 +238,8 @@ def test_the_script_runs_and_gives_the_same_numbers(panel, setting, fine):
     if fine:
         panel.run.start()
         panel.run.wait(60)
-    shown, printed = panel.result, io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(panel.as_python(), {})
-    lines = re.findall(
-        r"^\w+ = +(\d+): law \|[wg]\| <= (\S+), first non-finite setting at (\S+)$", printed.getvalue(), re.M
-    )
+    line = r"^\w+ = +(\d+): law \|[wg]\| <= (\S+), first non-finite setting at (\S+)$"
+    shown, lines = panel.result, re.findall(line, printed(panel), re.M)
     onsets = [shown.decay[bad.argmax()] if bad.any() else math.nan for bad in shown.broken]
     expected = zip(shown.rows, shown.law, onsets, strict=True)
     assert lines == [(str(row), f"{law:.4g}", f"{onset:.4g}") for row, law, onset in expected]

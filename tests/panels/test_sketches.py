@@ -1,8 +1,6 @@
 """Sketches: one knob each, and the numbers are those of the operators and of the casebook."""
 
-import contextlib
 import dataclasses
-import io
 import itertools
 import math
 
@@ -25,6 +23,7 @@ from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import printed
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -53,10 +52,7 @@ def test_one_knob_moves_picture_and_sentence(name):
     "name", [pytest.param(name, marks=() if name == "growth" else pytest.mark.full) for name in SKETCHES]
 )
 def test_the_script_runs(name):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(sketch(name).as_python(), {})
-    assert out.getvalue().strip()
+    assert printed(sketch(name)).strip()
 
 
 def test_broken_breaks_where_the_law_says():

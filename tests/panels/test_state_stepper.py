@@ -1,7 +1,5 @@
 """The state stepper: moving through time, what it says, and the script that remakes it."""
 
-import contextlib
-import io
 import math
 import re
 
@@ -17,15 +15,12 @@ from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import state_stepper
-from flakit.panels.base import NARROW, WIDE
 from tests.panels.live import NOT_LIVE, least_seconds
+from tests.panels.reading import assert_presets_differ, on_view, pointed, printed, sizes
 
 
-def outputs(script: str) -> dict[str, tuple[float, bool]]:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(script, {})
-    lines = re.findall(r"^(\w+) RMS (\S+) finite (\w+)$", printed.getvalue(), re.M)
+def outputs(panel) -> dict[str, tuple[float, bool]]:
+    lines = re.findall(r"^(\w+) RMS (\S+) finite (\w+)$", printed(panel), re.M)
     return {name: (float(rms), finite == "True") for name, rms, finite in lines}
 
 
@@ -104,10 +99,6 @@ def test_play_moves_the_slider_and_the_slider_moves_play():
 
 
 def test_time_and_decay_are_on_view_and_every_slider_has_a_name():
-    def on_view(panel):
-        (row,) = [box for box in panel.children if "flakit-knobs" in box._dom_classes]
-        return [knob.description for knob in row.children]
-
     assert on_view(state_stepper()) == ["time t", "decay"]
     assert on_view(state_stepper(show=("t", "direction"))) == ["time t", ""]
     with pytest.raises(ValueError, match="show: expected names of knobs"):
@@ -121,24 +112,16 @@ def test_time_and_decay_are_on_view_and_every_slider_has_a_name():
 @every_operator
 def test_low_enough_at_both_widths(op):
     panel = state_stepper(op)
-    for room, wide, most in ((1000, WIDE, 430), (600, NARROW, 390)):
-        panel.picture._received({"kind": "room", "x": room, "y": 1})
-        for direction in ("forward", "backward"):
-            panel.set(direction=direction)
-            width, height = panel.canvas.pixels
-            assert width == round(100 * wide) and height <= most
+    for direction in ("forward", "backward"):
+        (narrow, high), (wide, height) = sizes(panel.set(direction=direction))
+        assert (narrow, wide) == (590, 940) and high <= 390 and height <= 430
 
 
 @pytest.mark.full
 @every_operator
 def test_presets_draw_and_say_something_else(op):
-    panel, seen = state_stepper(op), []
-    for setting in panel.presets.values():
-        panel.set(**setting)
-        assert "Error" not in panel.text and panel.text in panel.picture.alt
-        seen.append((panel.text, panel.png, panel.picture.alt))
-    assert all(len(set(kind)) == len(seen) == 4 for kind in zip(*seen, strict=True))
-    assert "Not finite" in panel.text and "finite, forward and backward" in seen[0][0]
+    first, _, _, last = assert_presets_differ(state_stepper(op))
+    assert "Not finite" in last and "finite, forward and backward" in first
 
 
 def reference_steps(panel):
@@ -157,10 +140,9 @@ def test_the_arithmetic_has_the_numbers_of_the_reference(op, direction):
     panel = state_stepper(op, profile="uniform", T=8, K=4, V=4, M=4, t=5, direction=direction)
     steps, t, compared = reference_steps(panel), 5, set()
     for name, (rows, columns) in panel.canvas.maps.items():
-        cell = Cell(name, rows - 1, columns // 2)
-        panel.picture.pick(cell)
-        said = panel.picture.strip
-        array, place = panel._stepper(op, direction).entry(cell)
+        cell = name, rows - 1, columns // 2
+        said = pointed(panel, *cell)
+        array, place = panel._stepper(op, direction).entry(Cell(*cell))
         value = float(said.rsplit("= ", 1)[1])
         for which in ("forward", "backward"):
             step = steps[which][columns // 2 if name == DECAYS else t]
@@ -177,8 +159,8 @@ def test_the_arithmetic_has_the_numbers_of_the_reference(op, direction):
 @pytest.mark.full
 def test_what_overflowed_is_said_as_computed_and_as_it_is():
     panel = state_stepper(profile="growing", decay=-8, t=12)
-    panel.picture.pick(Cell("state", 0, 0))
-    said = re.fullmatch(r"S_12\[0, 0\] = e\^w_12 S_11 \+ k_12 v_12 = .* = (\S+) \(true: (\S+)\)", panel.picture.strip)
+    said = pointed(panel, "state", 0, 0)
+    said = re.fullmatch(r"S_12\[0, 0\] = e\^w_12 S_11 \+ k_12 v_12 = .* = (\S+) \(true: (\S+)\)", said)
     assert said.group(1) == "-inf" and float(said.group(2)) < -1e38
     exact = state_stepper(profile="growing", decay=-8, t=12, dtype="float64").result["forward"][12]["state"][0, 0]
     assert float(said.group(2)) == pytest.approx(exact, rel=6e-3)
@@ -238,7 +220,7 @@ def test_any_decay_shows(op, decay, colours):
 def test_the_copied_script_reproduces_the_step(setting):
     panel = state_stepper(**setting)
     direction, t = panel.setting["direction"], panel.setting["t"]
-    found = outputs(panel.as_python())
+    found = outputs(panel)
     of, memory = OPERATORS[panel.setting["op"]], {"gsa": "hv"}.get(panel.setting["op"], "state")
     assert set(found) >= ({"o", memory} if direction == "forward" else {f"d{x}" for x in (*of.sequences, memory)})
     for name, (rms, finite) in found.items():
