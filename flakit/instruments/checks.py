@@ -18,7 +18,7 @@ from .call import Ran
 from .examiner import Examiner
 from .finding import Finding, findings, raised
 from .pair import ranks_device
-from .setting import Setting
+from .setting import Setting, mapped
 from .subject import Broken, Refused
 from .truth import truth_of
 
@@ -270,11 +270,10 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
     """As `against_truth`, between guards of NaN, which the subject neither reads nor writes."""
     fences, op = _Fences(), x.op
 
+    labels = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")
+
     def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-        leaves = {name: fences.around(y, name) for name, y in op.leaves(inputs).items()}
-        do, dstate = arriving
-        dparts = [fences.around(part, "a state's gradient") for part in op.parts(dstate)]
-        return op.arguments(leaves, inputs), (fences.around(do, "do"), op.state(dparts))
+        return mapped(op, inputs, arriving, lambda name, y: fences.around(y, labels.get(name, name)))
 
     def allocate(original: Callable, filled: bool = False) -> Callable:
         def call(*args, **kwargs):
@@ -338,15 +337,12 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
     """Permuting the heads permutes the results."""
     setting, op = x.resolved(setting), x.op
 
-    def turned(y: Tensor, name: str, by: int) -> Tensor:
+    def turned(name: str, y: Tensor, by: int = 1) -> Tensor:
         axis, grouped = heads_of(op, name)
         return y if axis < 0 else y.roll(by * (y.shape[axis] // setting.H if grouped else 1), axis)
 
     def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-        leaves = {name: turned(y, name, 1) for name, y in op.leaves(inputs).items()}
-        do, dstate = arriving
-        dparts = [turned(y, name, 1) for name, y in zip(op.outputs[1:], op.parts(dstate), strict=False)]
-        return op.arguments(leaves, inputs), (turned(do, "o", 1), op.state(dparts))
+        return mapped(op, inputs, arriving, turned)
 
     first, second = x.run(setting), x.run(setting, prepare=prepare)
     allowed = ORDERED * torch.finfo(setting.torch_dtype).eps
@@ -354,7 +350,7 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
     for name, y in first.values.items():
         z = second.values[name]
         if y is not None and z is not None and y.isfinite().all() and z.isfinite().all():
-            moved[name] = compare(turned(z, name if name in op.outputs else name[1:], -1), y).l2
+            moved[name] = compare(turned(name if name in op.outputs else name[1:], z, -1), y).l2
     if not moved:
         return Finding(setting, "fine", "", 0.0, allowed, "not finite everywhere: another probe says so")
     name = max(moved, key=moved.__getitem__)
@@ -401,16 +397,13 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
     ):
 
         def turned(at: Setting, into: bool = into, out: bool = out) -> Ran:
+            names = op.states * into + op.outputs[1:] * out
+
             def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-                leaves, (do, dstate) = op.leaves(inputs), arriving
-                if into:
-                    leaves |= {name: leaves[name].mT.contiguous() for name in op.states if name in leaves}
-                if out:
-                    dstate = op.state([part.mT.contiguous() for part in op.parts(dstate)])
-                return op.arguments(leaves, inputs), (do, dstate)
+                return mapped(op, inputs, arriving, lambda name, y: y.mT.contiguous() if name in names else y)
 
             ran = x.run(at, prepare=prepare)
-            back = [f"d{name}" for name in op.states] * into + list(op.outputs[1:]) * out
+            back = [f"d{name}" if name in op.states else name for name in names]
             ran.values |= {name: y.mT for name in back if (y := ran.values.get(name)) is not None}
             return ran
 

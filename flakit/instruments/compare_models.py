@@ -83,14 +83,10 @@ class Comparison:
         rows: list[dict] = []
         for name, x in self.errors.items():
             at = int(x.argmax())
-            parted = name in begins
-            rows.append(
-                {"layer": name, "largest": x[at].item(), "at token": at, "parts at": begins[name] if parted else "-"}
-            )
+            rows.append({"layer": name, "largest": x[at].item(), "at token": at, "parts at": begins.get(name, "-")})
         for name, largest in self.whole.items():
-            rows.append(
-                {"layer": name, "largest": largest, "at token": "end", "parts at": "end" if name in begins else "-"}
-            )
+            parts_at = "end" if name in begins else "-"
+            rows.append({"layer": name, "largest": largest, "at token": "end", "parts at": parts_at})
         return Table(rows, caption="largest relative difference of each layer, in the order of execution")
 
     def picture(self):
@@ -226,12 +222,8 @@ def _module(name: str, model: object) -> nn.Module:
 
 
 def _tokens(tokens: object) -> Tensor:
-    if (
-        not isinstance(tokens, Tensor)
-        or tokens.is_floating_point()
-        or tokens.is_complex()
-        or tokens.dtype == torch.bool
-    ):
+    fractions = isinstance(tokens, Tensor) and (tokens.is_floating_point() or tokens.is_complex())
+    if not isinstance(tokens, Tensor) or fractions or tokens.dtype == torch.bool:
         raise TypeError(f"tokens: expected a tensor of integers [T] or [B, T], got {shown(tokens)}")
     if tokens.ndim not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens: expected [T] or [B, T], at least one, got {list(tokens.shape)}")
@@ -250,10 +242,10 @@ def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | N
             got = " and ".join(sorted(map(str, devices)))
             raise ValueError(f"{name}: expected device {tokens.device} like tokens, got {got}")
         # The dtype of most parameters: norms often stay in float32.
-        sizes: dict[torch.dtype, int] = {}
+        sizes: Counter[torch.dtype] = Counter()
         for p in weights:
-            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
-        of[name] = max(sizes, key=sizes.__getitem__)
+            sizes[p.dtype] += p.numel()
+        ((of[name], _),) = sizes.most_common(1)
     a, b = of.values()
     if tolerance is not None:
         if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not 0 <= tolerance < math.inf:

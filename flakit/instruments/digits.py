@@ -20,35 +20,40 @@ from .trace_record import Place, Printed, grid, place_rows, section
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
 
-CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS, COMPILED = (
-    "cancellation", "absorption", "underflow", "overflow", "rounding", "TF32", "amplification", "accumulation",
-    "equals", "compiled",
-)  # fmt: skip
+
+class Kind:
+    """What happened at a line."""
+
+    CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS, COMPILED = (
+        "cancellation", "absorption", "underflow", "overflow", "rounding", "TF32", "amplification", "accumulation",
+        "equals", "compiled",
+    )  # fmt: skip
+
 
 WORDS = Words() | {
     "kinds": {
-        CANCELLATION: "cancellation: nearly equal terms were subtracted, and the digits that they shared are gone",
-        ABSORPTION: "absorption: a small addend vanished beside a large one",
-        UNDERFLOW: "underflow: a value fell below the smallest normal number",
-        OVERFLOW: "overflow: a finite value went beyond the largest number",
-        ROUNDING: "rounding: a value was cast to a format with fewer digits",
-        TF32: "TF32: the operands of a product were rounded to ten bits behind the point",
-        AMPLIFICATION: "amplification: the operation made the error of its operands grow",
-        ACCUMULATION: "accumulation: many roundings added up, none of them large",
-        EQUALS: "a difference of equals: nothing but rounding is left of it",
-        COMPILED: "lost by the compiled kernel, not by its arithmetic as written",
+        Kind.CANCELLATION: "cancellation: nearly equal terms were subtracted, and the digits that they shared are gone",
+        Kind.ABSORPTION: "absorption: a small addend vanished beside a large one",
+        Kind.UNDERFLOW: "underflow: a value fell below the smallest normal number",
+        Kind.OVERFLOW: "overflow: a finite value went beyond the largest number",
+        Kind.ROUNDING: "rounding: a value was cast to a format with fewer digits",
+        Kind.TF32: "TF32: the operands of a product were rounded to ten bits behind the point",
+        Kind.AMPLIFICATION: "amplification: the operation made the error of its operands grow",
+        Kind.ACCUMULATION: "accumulation: many roundings added up, none of them large",
+        Kind.EQUALS: "a difference of equals: nothing but rounding is left of it",
+        Kind.COMPILED: "lost by the compiled kernel, not by its arithmetic as written",
     },
     "short": {
-        CANCELLATION: "cancellation",
-        ABSORPTION: "absorption",
-        UNDERFLOW: "underflow",
-        OVERFLOW: "overflow",
-        ROUNDING: "rounding to a shorter format",
-        TF32: "operands in TF32",
-        AMPLIFICATION: "an error that was amplified",
-        ACCUMULATION: "many roundings",
-        EQUALS: "a difference of equals",
-        COMPILED: "by the compiled kernel",
+        Kind.CANCELLATION: "cancellation",
+        Kind.ABSORPTION: "absorption",
+        Kind.UNDERFLOW: "underflow",
+        Kind.OVERFLOW: "overflow",
+        Kind.ROUNDING: "rounding to a shorter format",
+        Kind.TF32: "operands in TF32",
+        Kind.AMPLIFICATION: "an error that was amplified",
+        Kind.ACCUMULATION: "many roundings",
+        Kind.EQUALS: "a difference of equals",
+        Kind.COMPILED: "by the compiled kernel",
     },
     "lost": "Digits lost: {what}",
     "accurate": "Every result is right to its budget",
@@ -157,8 +162,8 @@ class Line:
     @property
     def blamed(self) -> Blame | None:
         """Its worst blame: addends that vanished from a sum first, then the kind that affected most lanes."""
-        if ABSORPTION in self.blames:
-            return self.blames[ABSORPTION]
+        if Kind.ABSORPTION in self.blames:
+            return self.blames[Kind.ABSORPTION]
         return max(self.blames.values(), key=lambda x: x.lanes, default=None)
 
     @property
@@ -169,7 +174,7 @@ class Line:
 
 def _what(blame: Blame) -> str:
     words = WORDS["kinds"][blame.kind]
-    if blame.kind == ROUNDING and blame.computed == 1.0 != blame.true:
+    if blame.kind == Kind.ROUNDING and blame.computed == 1.0 != blame.true:
         words += f"; {WORDS['to one']}"
     return words
 
@@ -236,7 +241,7 @@ class Finding:
     def words(self) -> str:
         if self.line is not None:
             return self.line.words
-        return WORDS["kinds"][COMPILED if self.compiled else ACCUMULATION]
+        return WORDS["kinds"][Kind.COMPILED if self.compiled else Kind.ACCUMULATION]
 
 
 class Digits(Printed):
@@ -284,7 +289,7 @@ class Digits(Printed):
         if output.line < 0:
             return False
         blamed = self.lines[output.line].blamed
-        return blamed is not None and blamed.kind == EQUALS
+        return blamed is not None and blamed.kind == Kind.EQUALS
 
     @property
     def first(self) -> Line | None:
@@ -329,10 +334,10 @@ class Digits(Printed):
         if finding is None:
             title, subtitle = WORDS["accurate"], ""
         elif (store := finding.store) is not None:
-            title = WORDS["lost"].format(what=WORDS["short"][COMPILED])
+            title = WORDS["lost"].format(what=WORDS["short"][Kind.COMPILED])
             subtitle = f"{store.short}  {store.statement}"
         elif finding.line is None:
-            title, subtitle = WORDS["lost"].format(what=WORDS["short"][ACCUMULATION]), WORDS["many"]
+            title, subtitle = WORDS["lost"].format(what=WORDS["short"][Kind.ACCUMULATION]), WORDS["many"]
         else:
             place, blame = finding.line.place, finding.line.blamed
             assert blame is not None  # a line with an error has a blame

@@ -199,7 +199,7 @@ class StoredDigits(TileDigits):
 
     def _judge(self, kernel, name, x, shadow, place, at, compiled, interpreted) -> None:
         exact = shadow.exact.numpy()[at]
-        births = None if shadow.births is None else shadow.births.numpy()[at]
+        births = None if shadow.births is None else shadow.births.lines.numpy()[at]
         dtype = str(shadow.dtype).removeprefix("torch.")
 
         worst = []

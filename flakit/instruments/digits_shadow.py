@@ -12,22 +12,11 @@ is blamed only if such lanes reach a result that is wrong.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .digits import (
-    ABSORPTION,
-    ACCUMULATION,
-    AMPLIFICATION,
-    CANCELLATION,
-    EQUALS,
-    OVERFLOW,
-    UNDERFLOW,
-    UNIT,
-    Blame,
-    Digits,
-    Line,
-)
+from .digits import UNIT, Blame, Digits, Kind, Line
 
 FOLLOWED = 2.0**-20
 GROWS, LOST = 30.0, 0.1
@@ -39,29 +28,43 @@ _MOST_LANES = 4096
 Pair = tuple[np.ndarray, "Shadow"]
 
 
+class Births(NamedTuple):
+    """For each lane the line that caused its error, -1 for none, and by how much that line amplified it.
+
+    numpy arrays; of a storage, tensors of PyTorch.
+    """
+
+    lines: Any
+    gains: Any
+
+    def moved(self, move: Callable) -> "Births":
+        return Births(move(self.lines), move(self.gains))
+
+
+def nobody(shape) -> Births:
+    """Births of lanes whose error no line caused."""
+    return Births(np.full(shape, -1, np.int32), np.zeros(shape, np.float32))
+
+
 class Shadow:
     """The float64 shadow of a tile, and where its error comes from.
 
-    exact: the values in float64.
-    births: for each lane the line that caused its error, -1 for none; gains: by how much that line amplified the error.
+    exact: the values in float64. births: None if no lane is followed.
     missing: for each lane the signed sum of addends that vanished; absorber: the line where they did.
     error: of the tile. anew: whether a restarted shadow, from values of unknown accuracy, is among its operands.
     """
 
-    __slots__ = ("exact", "births", "gains", "missing", "absorber", "error", "anew")
+    __slots__ = ("exact", "births", "missing", "absorber", "error", "anew")
 
-    def __init__(self, exact, births=None, gains=None, missing=None, absorber=-1, error=0.0, anew=False):
-        self.exact, self.births, self.gains, self.missing = exact, births, gains, missing
+    def __init__(self, exact, births: Births | None = None, missing=None, absorber=-1, error=0.0, anew=False):
+        self.exact, self.births, self.missing = exact, births, missing
         self.absorber, self.error, self.anew = absorber, error, anew
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Shadow":
         """The shadow after a function that only moves lanes."""
-        births = gains = missing = None
-        if self.births is not None:
-            births, gains = move(self.births), move(self.gains)
-        if self.missing is not None:
-            missing = move(self.missing)
-        return Shadow(move(self.exact), births, gains, missing, self.absorber, self.error, self.anew)
+        births = self.births and self.births.moved(move)
+        missing = None if self.missing is None else move(self.missing)
+        return Shadow(move(self.exact), births, missing, self.absorber, self.error, self.anew)
 
 
 def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -154,7 +157,7 @@ class Ledger:
         """Record an operation that computes, and return the shadow of its result.
 
         how: finds the operand's lane that contributes most of a lane's error; default: the same lane.
-        kind: ROUNDING or TF32 for an operation that is known to round so.
+        kind: Kind.ROUNDING or Kind.TF32 for an operation that is known to round so.
         """
         at, line = self.line(where, operation, dtype)
         off = distance(x, exact)
@@ -174,15 +177,15 @@ class Ledger:
         if not bad.any():
             return shadow
         out = _each(off, exact)
-        inherited, gained, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
+        inherited, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
         # An operation that is known to round adds its own error, whatever amplified that of its operands.
-        most = GROWS if kind else np.maximum(gained, 1.0) * GROWS
+        most = GROWS if kind else np.maximum(inherited.gains, 1.0) * GROWS
         # A lane without digits cannot lose any.
-        new = bad & ((inherited < 0) | ((gain > most) & (inside < LOST)))
-        shadow.births = np.where(bad, np.where(new, at, inherited), -1).astype(np.int32)
-        shadow.gains = np.where(new, gain, gained).astype(np.float32)
+        new = bad & ((inherited.lines < 0) | ((gain > most) & (inside < LOST)))
+        lines = np.where(bad, np.where(new, at, inherited.lines), -1).astype(np.int32)
+        shadow.births = Births(lines, np.where(new, gain, inherited.gains).astype(np.float32))
         if new.any():
             self._blamed(line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, shadow, program)
         return shadow
@@ -225,8 +228,9 @@ class Ledger:
         if shadow.missing is not None and shadow.absorber >= 0:
             absorbed = new & (np.abs(shadow.missing) >= 0.5 * off)
             if absorbed.any():
-                shadow.births = np.where(absorbed, shadow.absorber, shadow.births).astype(np.int32)
-                self.digits.lines[shadow.absorber].blame(blame(ABSORPTION, worst(absorbed), absorbed))
+                lines = np.where(absorbed, shadow.absorber, shadow.births.lines).astype(np.int32)
+                shadow.births = shadow.births._replace(lines=lines)
+                self.digits.lines[shadow.absorber].blame(blame(Kind.ABSORPTION, worst(absorbed), absorbed))
                 new = new & ~absorbed
                 if not new.any():
                     return
@@ -234,15 +238,15 @@ class Ledger:
         value, true = float(x[lane]), float(exact[lane])
         tiny, rising = _TINY.get(dtype, 2.0**-126), float(gain[lane]) > 8
         if not math.isfinite(value) and math.isfinite(true):
-            word = OVERFLOW
+            word = Kind.OVERFLOW
         elif kind:
             word = kind
         elif 0 < abs(true) < tiny * 2:
-            word = UNDERFLOW
+            word = Kind.UNDERFLOW
         elif terms is not None and rising and terms[lane] > 8 * max(abs(true), abs(value)):
-            word = EQUALS if len(operands) == 2 and _equals(exact, terms) else CANCELLATION
+            word = Kind.EQUALS if len(operands) == 2 and _equals(exact, terms) else Kind.CANCELLATION
         else:
-            word = AMPLIFICATION if rising else ACCUMULATION
+            word = Kind.AMPLIFICATION if rising else Kind.ACCUMULATION
         line.blame(blame(word, lane, new))
 
 
@@ -253,20 +257,15 @@ def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
 
 
 # --- where a lane's error comes from ---------------------------------------------------------------------------------
-# Each returns for the inaccurate lanes: the inherited birth or -1, its gain, the incoming error relative to the terms,
-# and the size of the terms (None if no terms are added).
+# Each returns for the inaccurate lanes: the inherited births, the incoming error relative to the terms, and the size of
+# the terms (None if no terms are added).
 
-Origin = tuple[np.ndarray, np.ndarray, np.ndarray, "np.ndarray | None"]
-
-
-def nobody(shape) -> tuple[np.ndarray, np.ndarray]:
-    """Births and gains of lanes whose error no line caused."""
-    return np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+Origin = tuple[Births, np.ndarray, "np.ndarray | None"]
 
 
 def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
     """Take the same lane of the operand with the largest relative error."""
-    births, gains = nobody(exact.shape)
+    births = nobody(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
     for y, s in operands:
         if not s.error:
@@ -274,15 +273,15 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
         rel = np.broadcast_to(_each(distance(y, s.exact), s.exact), exact.shape)
         inside = np.maximum(inside, rel)
         if s.births is not None:
-            better = (s.births >= 0) & (rel > weight)
-            births, gains = np.where(better, s.births, births), np.where(better, s.gains, gains)
+            better = (s.births.lines >= 0) & (rel > weight)
+            births = Births(*(np.where(better, new, old) for new, old in zip(s.births, births, strict=True)))
             weight = np.where(better, rel, weight)
-    return births, gains, inside, None
+    return births, inside, None
 
 
 def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
     """Take the same lane of the operand with the largest absolute error."""
-    births, gains = nobody(exact.shape)
+    births = nobody(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
     for y, s in operands:
         terms = np.maximum(terms, np.abs(s.exact))
@@ -291,10 +290,10 @@ def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
         off = np.broadcast_to(distance(y, s.exact), exact.shape)
         inside = inside + off
         if s.births is not None:
-            better = (s.births >= 0) & (off > weight)
-            births, gains = np.where(better, s.births, births), np.where(better, s.gains, gains)
+            better = (s.births.lines >= 0) & (off > weight)
+            births = Births(*(np.where(better, new, old) for new, old in zip(s.births, births, strict=True)))
             weight = np.where(better, off, weight)
-    return births, gains, _each(inside, terms), terms
+    return births, _each(inside, terms), terms
 
 
 def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
@@ -312,15 +311,14 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
         off, true = rows(distance(y, s.exact)), rows(s.exact)
         terms = np.abs(true).sum(-1)
         inside = _each(off.sum(-1), terms)
-        births, gains = nobody(inside.shape)
+        births = nobody(inside.shape)
         if s.births is not None:
             worst = off.argmax(-1)[..., None]
-            births = np.take_along_axis(rows(s.births), worst, -1)[..., 0]
-            gains = np.take_along_axis(rows(s.gains), worst, -1)[..., 0]
+            births = s.births.moved(lambda z: np.take_along_axis(rows(z), worst, -1)[..., 0])
             owed = np.take_along_axis(off, worst, -1)[..., 0] >= 0.01 * off.sum(-1)
-            births = np.where(owed, births, -1)
+            births = births._replace(lines=np.where(owed, births.lines, -1))
         to = exact.shape
-        return births.reshape(to), gains.reshape(to), inside.reshape(to), terms.reshape(to)
+        return births.moved(lambda z: z.reshape(to)), inside.reshape(to), terms.reshape(to)
 
     return find
 
@@ -341,13 +339,12 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
         off, true = along(distance(y, s.exact)), along(s.exact)
         terms = np.abs(true).cumsum(-1)
         inside = _each(off.cumsum(-1), terms)
-        births, gains = nobody(off.shape)
+        births = nobody(off.shape)
         if s.births is not None:
             top = np.maximum.accumulate(off, -1)
             worst = np.maximum.accumulate(np.where(off == top, np.arange(off.shape[-1]), 0), -1)
-            births = np.take_along_axis(along(s.births), worst, -1)
-            gains = np.take_along_axis(along(s.gains), worst, -1)
-        return back(births), back(gains), back(inside), back(terms)
+            births = s.births.moved(lambda z: np.take_along_axis(along(z), worst, -1))
+        return births.moved(back), back(inside), back(terms)
 
     return find
 
@@ -358,7 +355,7 @@ def product(x, exact, operands, bad) -> Origin:
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)
     terms, off = ta @ tb, ea @ tb + ta @ eb
-    births, gains = nobody(exact.shape)
+    births = nobody(exact.shape)
     added = [np.broadcast_to(distance(d, sd.exact), exact.shape) for d, sd in more]
     for ed, (_, sd) in zip(added, more, strict=True):
         terms, off = terms + np.abs(sd.exact), off + ed
@@ -378,25 +375,27 @@ def product(x, exact, operands, bad) -> Origin:
         for ed, (_, sd) in zip(added, more, strict=True):
             weights.append(ed[(*batch, i, j)])
             largest.append(_picked(sd, full, (*batch, i, j), exact.shape))
-        worst = np.argmax(np.stack([np.where(f[0] >= 0, w, -1.0) for w, f in zip(weights, largest, strict=True)]), 0)
-        births[tuple(lanes.T)] = np.stack([f[0] for f in largest])[worst, at]
-        gains[tuple(lanes.T)] = np.stack([f[1] for f in largest])[worst, at]
-    return births, gains, _each(off, terms), terms
+        owed = [np.where(own.lines >= 0, w, -1.0) for w, own in zip(weights, largest, strict=True)]
+        worst = np.argmax(np.stack(owed), 0)
+        for every, own in zip(births, zip(*largest, strict=True), strict=True):
+            every[tuple(lanes.T)] = np.stack(own)[worst, at]
+    return births, _each(off, terms), terms
 
 
-def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> tuple[np.ndarray, np.ndarray]:
+def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> Births:
     if s.births is None:
         return nobody(np.shape(index[-1]))
-    shape = shape or (*batch, *s.births.shape[-2:])
-    return np.broadcast_to(s.births, shape)[index], np.broadcast_to(s.gains, shape)[index]
+    shape = shape or (*batch, *s.births.lines.shape[-2:])
+    return s.births.moved(lambda z: np.broadcast_to(z, shape)[index])
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
     """Trace all output lanes to the worst lane of the worst operand: in these operations any lane may affect any."""
-    births, gains = nobody(exact.shape)
+    births = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):
-        if s.births is not None and (s.births >= 0).any():
-            lane = np.unravel_index(int(np.where(s.births >= 0, distance(y, s.exact), -1.0).argmax()), y.shape)
-            births[...], gains[...] = s.births[lane], s.gains[lane]
-    return births, gains, np.full(exact.shape, inside), None
+        if s.births is not None and (s.births.lines >= 0).any():
+            off = np.where(s.births.lines >= 0, distance(y, s.exact), -1.0)
+            lane = np.unravel_index(int(off.argmax()), y.shape)
+            births = s.births.moved(lambda z, lane=lane: np.full(exact.shape, z[lane]))
+    return births, np.full(exact.shape, inside), None

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .digits import ROUNDING, UNIT, Digits, Output, budget
-from .digits_shadow import Ledger, Shadow, anywhere, distance, product, relative, running, size, summed
+from .digits import UNIT, Digits, Kind, Output, budget
+from .digits_shadow import Births, Ledger, Shadow, anywhere, distance, nobody, product, relative, running, size, summed
 from .trace_record import Place
 
 MOST = 1 << 24
@@ -56,8 +56,7 @@ class StoredShadow:
         self.n = storage.nbytes() // self.itemsize
         flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (self.n,), (1,))
         self.exact = flat.to(torch.float64, copy=True)  # a view of it would keep the storage alive
-        self.births: Tensor | None = None
-        self.gains: Tensor | None = None
+        self.births: Births | None = None
         self.missing: Tensor | None = None
         self.absorber = -1
         self.written: np.ndarray | None = None
@@ -69,36 +68,36 @@ class StoredShadow:
         """The shadow of a view."""
         return _viewed(self.exact, x)
 
-    def follow(self) -> tuple[Tensor, Tensor]:
-        """Return each element's `births` and `gains`, both [n]; allocate them, empty, at the first call."""
-        if self.births is None or self.gains is None:
-            self.births = torch.full((self.n,), -1, dtype=torch.int32, device=self.exact.device)
-            self.gains = torch.zeros(self.n, dtype=torch.float32, device=self.exact.device)
-        return self.births, self.gains
+    def follow(self) -> Births:
+        """Return each element's `births`, [n]; allocate them, empty, at the first call."""
+        if self.births is None:
+            self.births = nobody(self.n).moved(lambda z: torch.as_tensor(z, device=self.exact.device))
+        return self.births
+
+    def births_at(self, element: np.ndarray) -> Births | None:
+        """The births of some elements of a storage on the CPU."""
+        return self.births and self.births.moved(lambda z: z.numpy()[element])
+
+    def bear(self, element: np.ndarray, births: Births | None) -> None:
+        """Store the births of some elements of a storage on the CPU, None for nobody's."""
+        if births is not None or self.births is not None:
+            for every, own in zip(self.follow(), births or nobody(element.shape), strict=True):
+                every.numpy()[element] = own
 
     def shadow(self, x: Tensor, values: np.ndarray) -> Shadow:
         exact = _numpy(self.of(x))
-        births = gains = None
-        if self.births is not None and self.gains is not None:
-            births = _numpy(_viewed(self.births, x))
-            gains = _numpy(_viewed(self.gains, x))
-            if not (births >= 0).any():
-                births = gains = None
+        births = self.births and self.births.moved(lambda z: _numpy(_viewed(z, x)))
+        if births is not None and not (births.lines >= 0).any():
+            births = None
         missing = None if self.missing is None else _numpy(_viewed(self.missing, x))
         error = relative(distance(values, exact), exact)
-        return Shadow(exact, births, gains, missing, self.absorber, error, self.anew)
+        return Shadow(exact, births, missing, self.absorber, error, self.anew)
 
     def keep(self, x: Tensor, shadow: Shadow) -> None:
         """Store the shadow that an operation gave a view."""
         if shadow.births is not None or self.births is not None:
-            all_births, all_gains = self.follow()
-            births = _viewed(all_births, x)
-            if shadow.births is None:
-                births.fill_(-1)
-            else:
-                births.copy_(torch.as_tensor(np.array(shadow.births)))
-                gains = _viewed(all_gains, x)
-                gains.copy_(torch.as_tensor(np.array(shadow.gains)))
+            for every, own in zip(self.follow(), shadow.births or nobody(x.shape), strict=True):
+                _viewed(every, x).copy_(torch.as_tensor(np.array(own)))
         if shadow.missing is not None or self.missing is not None:
             if self.missing is None:
                 self.missing = torch.zeros(self.n, dtype=torch.float64, device=self.exact.device)
@@ -264,13 +263,13 @@ class TorchDigits:
         narrower = name in ("_to_copy", "copy") and operands and x.element_size() < operands[-1].element_size()
         if name in _IN_PLACE and not narrower or name in _MOVES and func.namespace == "aten":
             inside = max((s.error for _, s in before), default=0.0)
-            births, gains = self._moved(before, exact, name)
-            shadow = Shadow(exact, births, gains, error=inside, anew=any(s.anew for _, s in before))
+            births = self._moved(before, exact, name)
+            shadow = Shadow(exact, births, error=inside, anew=any(s.anew for _, s in before))
             return self.ledger.carried(where, word, dtype, values, shadow)
         how, kind = None, ""
         fits = all(_broadcasts(y.shape, exact.shape) for y, _ in before)
         if name in ("_to_copy", "copy"):
-            kind = ROUNDING if narrower else ""
+            kind = Kind.ROUNDING if narrower else ""
             before = before[-1:]
         elif name in ("mm", "bmm", "mv", "dot", "addmm", "baddbmm"):
             if name in ("mm", "bmm"):
@@ -315,12 +314,11 @@ class TorchDigits:
         """Move births with the values if there is a single tensor of the same shape; else take the worst lane's."""
         known = [(y, s) for y, s in before if s.births is not None]
         if not known:
-            return None, None
+            return None
         for _, s in known[::-1]:
-            if s.births.shape == exact.shape and name in ("clone", "copy", "contiguous", "tril", "triu"):
-                return s.births, s.gains
-        births, gains, _, _ = anywhere(None, exact, known, None)
-        return births, gains
+            if s.births.lines.shape == exact.shape and name in ("clone", "copy", "contiguous", "tril", "triu"):
+                return s.births
+        return anywhere(None, exact, known, None)[0]
 
     def _decided(self, func, name, args, kwargs, operands, out, place) -> None:
         """Count the lanes in which a comparison or an index differs on the shadows."""
@@ -365,7 +363,7 @@ class TorchDigits:
                 continue
             values = torch.from_numpy(shadow.values_in(storage)).as_strided(shape, stride, offset).numpy()
             exact = _numpy(shadow.exact.as_strided(shape, stride, offset))
-            births = None if shadow.births is None else _numpy(shadow.births.as_strided(shape, stride, offset))
+            births = None if shadow.births is None else _numpy(shadow.births.lines.as_strided(shape, stride, offset))
             dtype = str(shadow.dtype).removeprefix("torch.")
             self.digits.judged(judged(_name(shadow.place), "", dtype, values, exact, births, shadow.anew, shape))
 

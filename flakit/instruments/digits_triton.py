@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .digits import ROUNDING, TF32, Digits
-from .digits_shadow import Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
+from .digits import Digits, Kind
+from .digits_shadow import Births, Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
 from .digits_torch import FAILED, Memory, StoredShadow, judged
 from .trace_record import DTYPES
 
@@ -82,25 +82,20 @@ class TileDigits:
         name = handle.dtype.scalar.name
         return DTYPES.get(name, name)
 
-    @property
-    def _program(self) -> tuple[int, ...]:
-        return tuple(int(i) for i in self.watch.names.builder.grid_idx)
-
     def _anew(self, operation: str, out, why: str) -> None:
         out.shadow = self.ledger.anew(self.watch._place(), operation, self._dtype(out), self._values(out), why)
 
     def _carried(self, operation: str, out, shadow: Shadow) -> None:
         """Give `out` a shadow that an operation moved."""
-        x = self._values(out)
-        out.shadow = self.ledger.carried(self.watch._place(), operation, self._dtype(out), x, shadow, self._program)
+        where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
+        out.shadow = self.ledger.carried(where, operation, dtype, x, shadow, self.watch.program)
 
     def _record(
         self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = ""
     ) -> None:
         """Give `out` the shadow of what an operation computed."""
-        where, x = self.watch._place(), self._values(out)
-        dtype = self._dtype(out)
-        out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self._program, kind)
+        where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
+        out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self.watch.program, kind)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +191,7 @@ class TileDigits:
             self.digits.note(BFLOAT16)
         narrower = out.dtype.scalar.primitive_bitwidth < source.dtype.scalar.primitive_bitwidth
         shadow = self.of(source)
-        self._record(operation, out, shadow.exact, [(x, shadow)], kind=ROUNDING if narrower else "")
+        self._record(operation, out, shadow.exact, [(x, shadow)], kind=Kind.ROUNDING if narrower else "")
         out.shadow.missing, out.shadow.absorber = shadow.missing, shadow.absorber
 
     def _dot(self, args, out) -> None:
@@ -210,7 +205,7 @@ class TileDigits:
         if precision == "TF32" and x.dtype == y.dtype == np.float32 and x is a.data and y is b.data:
             left, right = to_tf32(x), to_tf32(y)
             if (left != x).any() or (right != y).any():
-                kind = TF32
+                kind = Kind.TF32
                 out.data = np.matmul(left, right, dtype=z.dtype) + z
             self.digits.note(AS_TF32)
         elif x is not a.data or y is not b.data:
@@ -303,7 +298,7 @@ class TileDigits:
             if not flat.size or shadow.dtype == torch.float64:
                 continue
             values = shadow.values_in(x.untyped_storage())[flat]
-            births = None if shadow.births is None else shadow.births.numpy()[flat]
+            births = None if shadow.births is None else shadow.births.lines.numpy()[flat]
 
             def index(lane, x=x, flat=flat):
                 return _index(x, int(flat[lane[0]]))
@@ -342,14 +337,13 @@ class TileDigits:
             element = np.where(wrong, 0, element)
             shadow.exact[lanes] = np.where(wrong, shadow.exact[lanes], memory.exact.numpy()[element])
             shadow.anew |= memory.anew
-            if memory.births is not None and memory.gains is not None:
-                births = memory.births.numpy()[element]
-                if (births >= 0).any():
-                    if shadow.births is None:
-                        shadow.births, shadow.gains = nobody(x.shape)
-                    shadow.births[lanes], shadow.gains[lanes] = births, memory.gains.numpy()[element]
+            births = memory.births_at(element)
+            if births is not None and (births.lines >= 0).any():
+                shadow.births = shadow.births or nobody(x.shape)
+                for every, own in zip(shadow.births, births, strict=True):
+                    every[lanes] = own
         shadow.error = relative(distance(x, shadow.exact), shadow.exact)
-        out.shadow = self.ledger.carried(where, "load", dtype, x, shadow, self._program)
+        out.shadow = self.ledger.carried(where, "load", dtype, x, shadow, self.watch.program)
 
     def stored(self, touched, pointers, value, on: np.ndarray) -> None:
         x = self._values(value)
@@ -368,15 +362,11 @@ class TileDigits:
                 return np.broadcast_to(z, lanes.shape)[lanes][inside]
 
             memory.exact.numpy()[element[inside]] = lanes_of(shadow.exact)
-            if shadow.births is not None or memory.births is not None:
-                all_births, all_gains = memory.follow()
-                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else nobody(x.shape)
-                all_births.numpy()[element[inside]] = lanes_of(births)
-                all_gains.numpy()[element[inside]] = lanes_of(gains)
+            memory.bear(element[inside], shadow.births and shadow.births.moved(lanes_of))
             memory.anew |= shadow.anew
         if x is not None:
             shadow = self.of(value)
-            self.ledger.carried(self.watch._place(), "store", self._dtype(value), x, shadow, self._program)
+            self.ledger.carried(self.watch._place(), "store", self._dtype(value), x, shadow, self.watch.program)
 
     def _written(self, argument, memory: StoredShadow, element: np.ndarray) -> None:
         if memory.written is None:
@@ -412,8 +402,12 @@ class TileDigits:
                 continue
             self._written(argument, memory, element)
             s, elements = self.of(value), memory.exact.numpy()
+
+            def on_lanes(z, lanes=lanes):
+                return np.broadcast_to(z, lanes.shape)[lanes]
+
             before = elements[element].copy()
-            mine = np.broadcast_to(s.exact, lanes.shape)[lanes]
+            mine = on_lanes(s.exact)
             if operation == "FADD":
                 np.add.at(elements, element, mine)
             elif operation == "XCHG":
@@ -425,23 +419,15 @@ class TileDigits:
                 self.ledger.anew(where, "atomic", self._dtype(value), x, f"atomic {operation}")
                 continue
             now = memory.values_in(self._tensors[argument.storage_start][1].untyped_storage())[element]
-            mine_shadow = Shadow(mine, error=s.error)
-            if s.births is not None:
-                mine_shadow.births = np.broadcast_to(s.births, lanes.shape)[lanes]
-                mine_shadow.gains = np.broadcast_to(s.gains, lanes.shape)[lanes]
-            was = np.broadcast_to(self._values(out), lanes.shape)[lanes]
-            old = Shadow(before, error=relative(distance(was, before), before))
-            if memory.births is not None and memory.gains is not None:
-                old.births, old.gains = memory.births.numpy()[element], memory.gains.numpy()[element]
-            pairs = [(was, old), (np.broadcast_to(x, lanes.shape)[lanes], mine_shadow)]
+            was = on_lanes(self._values(out))
+            old = Shadow(before, memory.births_at(element), error=relative(distance(was, before), before))
+            addend = Shadow(mine, s.births and s.births.moved(on_lanes), error=s.error)
+            pairs = [(was, old), (on_lanes(x), addend)]
             word = "add" if operation == "FADD" else "atomic"
             shadow = self.ledger.computed(
-                where, word, self._dtype(value), now, elements[element], pairs, None, self._program
+                where, word, self._dtype(value), now, elements[element], pairs, None, self.watch.program
             )
-            if shadow.births is not None or memory.births is not None:
-                all_births, all_gains = memory.follow()
-                births, gains = (shadow.births, shadow.gains) if shadow.births is not None else nobody(element.shape)
-                all_births.numpy()[element], all_gains.numpy()[element] = births, gains
+            memory.bear(element, shadow.births)
         back = self._values(out)
         if back is not None:
             out.shadow = Shadow(back.astype(np.float64), anew=True)
@@ -451,8 +437,8 @@ def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b:
     """The shadow of a tile whose lanes `merge` takes from two others."""
     shadow = Shadow(merge(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
     if a.births is not None or b.births is not None:
-        both = [(s.births, s.gains) if s.births is not None else nobody(s.exact.shape) for s in (a, b)]
-        shadow.births, shadow.gains = (merge(*pair) for pair in zip(*both, strict=True))
+        both = (s.births or nobody(s.exact.shape) for s in (a, b))
+        shadow.births = Births(*(merge(*pair) for pair in zip(*both, strict=True)))
     return shadow
 
 

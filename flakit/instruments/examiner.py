@@ -51,6 +51,11 @@ class Examiner:
     def late(self) -> bool:
         return self.clock() > self.deadline
 
+    @property
+    def short_dtypes(self) -> list[str]:
+        """The names of the 16-bit dtypes that the subject supports."""
+        return [name for name in ("bfloat16", "float16") if self.supports[name] is None]
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     def run(self, setting: Setting, *, prepare: Prepare | None = None, device: str | None = None) -> Ran:

@@ -36,7 +36,6 @@ def truth(x: Examiner) -> list[Setting]:
 
 
 def half(x: Examiner) -> list[Setting]:
-    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
     return [
         x.plain.without(dtype=dtype, **fields)
         for fields in (
@@ -45,7 +44,7 @@ def half(x: Examiner) -> list[Setting]:
             {"T": 200, "H": 2, "decay": "rwkv6-init", **BOTH},
             {"T": 256, "decay": -2.0},
         )
-        for dtype in dtypes
+        for dtype in x.short_dtypes
     ]
 
 
@@ -82,7 +81,7 @@ def suffixes(x: Examiner) -> list[Setting]:
 def repeated(x: Examiner) -> list[Setting]:
     lengths = (32, 16, 64, 8)
     decays = (-1e-3, "none")
-    dtypes = ["float32", *(name for name in ("float16", "bfloat16") if x.supports[name] is None)]
+    dtypes = ["float32", *reversed(x.short_dtypes)]
     return [x.plain.without(T=T, decay=w, repeated=True, dtype=d) for d in dtypes for w in decays for T in lengths]
 
 
@@ -116,11 +115,10 @@ def wanted(x: Examiner) -> list[Setting]:
 
 
 def constant(x: Examiner) -> list[Setting]:
-    dtypes = [name for name in ("bfloat16", "float16") if x.supports[name] is None]
     # Sums over so many tokens exceed float16's 65504, dw first: scale down the arriving gradients.
     p, smaller = x.plain.without(decay="none", constant=True), {"float16": 2.0**-6}
     lengths = (520, 3000)[: 2 if x.full else 1]
-    return [p.without(T=T, dtype=d, cotangent=smaller.get(d, 1.0)) for d in dtypes for T in lengths]
+    return [p.without(T=T, dtype=d, cotangent=smaller.get(d, 1.0)) for d in x.short_dtypes for T in lengths]
 
 
 def ranks(x: Examiner) -> list[Setting]:

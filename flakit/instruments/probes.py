@@ -136,11 +136,7 @@ PROBES: dict[str, Probe] = {
         ),
         Probe(
             "mixed-dtypes", "",
-            lambda x: [
-                x.plain.without(T=70, H=2, dtype=dtype, decay_dtype="float32", **BOTH)
-                for dtype in ("bfloat16", "float16")
-                if x.supports[dtype] is None
-            ],
+            lambda x: [x.plain.without(T=70, H=2, dtype=d, decay_dtype="float32", **BOTH) for d in x.short_dtypes],
             checks.mixed,
             "Decays in float32 beside other inputs of 16 bits are misread, or get a wrong gradient.",
             needs=("decay",), controls=(bare(dtype="float32", decay_dtype=None), bare("16-bit", decay_dtype=None)),

@@ -4,7 +4,7 @@ Probes vary it, shrinking simplifies it, and a script reproduces it.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -140,12 +140,10 @@ class Setting:
             do, dstate = arriving
             arriving = do * self.cotangent, op.state([part * self.cotangent for part in op.parts(dstate)])
         if self.states == EXPANDED:
-            one = {
-                name: y[:1].expand_as(y).contiguous() for name, y in op.leaves(x).items() if name not in op.sequences
-            }
-            do, dstate = arriving
-            dparts = [part[:1].expand_as(part).contiguous() for part in op.parts(dstate)]
-            x, arriving = op.arguments(one, x), (do, op.state(dparts))
+            timed = (*op.sequences, "o")
+            x, arriving = mapped(
+                op, x, arriving, lambda name, y: y if name in timed else y[:1].expand_as(y).contiguous()
+            )
         if self.final_state:
             x["output_final_state"] = True
         return x, arriving
@@ -195,6 +193,16 @@ class Setting:
 
     def without(self, **fields) -> "Setting":
         return replace(self, **fields)
+
+
+def mapped(
+    op: Operator, inputs: Mapping, arriving: Arriving, change: Callable[[str, Tensor], Tensor]
+) -> tuple[dict, Arriving]:
+    """Apply change(name, tensor) to the arguments and the arriving gradients, which have their outputs' names."""
+    leaves = {name: change(name, y) for name, y in op.leaves(inputs).items()}
+    gradients = zip(op.outputs, (arriving[0], *op.parts(arriving[1])), strict=False)
+    do, *dparts = (change(name, y) for name, y in gradients)
+    return op.arguments(leaves, inputs), (do, op.state(dparts))
 
 
 _drawn = functools.lru_cache(maxsize=2)(Setting._draw)

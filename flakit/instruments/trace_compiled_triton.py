@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from triton.runtime.jit import JITFunction
 
-from .trace_record import BECAME_NAN, BORN, CARRIED, READ, STORED, Site, Tile, Trace
+from .trace_record import How, Site, Tile, Trace
 from .trace_rewrite_triton import NONE, ROW, Check, Part, Rewritten, rewritten
 
 _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
@@ -54,7 +54,7 @@ def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: t
     program = tuple(int(i) for i in np.unravel_index(lowest, grid))
     tile = Tile(program, shape, _DTYPES.get(bits, "float8"), index, nan, inf)
     site = Site(
-        check.place, check.operation, BORN, tile, check.into, tiles=int(row[0]), nan=int(row[1]), inf=int(row[2])
+        check.place, check.operation, How.BORN, tile, check.into, tiles=int(row[0]), nan=int(row[1]), inf=int(row[2])
     )
     site.programs = {tuple(int(i) for i in np.unravel_index(p, grid)) for p in np.flatnonzero(first)[:4096]}
     return site
@@ -73,16 +73,16 @@ def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memor
     argument = args.get(check.into)
     storage = argument.untyped_storage().data_ptr() if isinstance(argument, Tensor) else 0
     if check.operation == "load":
-        site.how = READ
+        site.how = How.READ
         for parent in memory.get(storage, ()) if storage else ():
             site.descends_from(parent)
     elif check.operation in ("store", "atomic"):
-        site.how = STORED
+        site.how = How.STORED
         if storage:
             memory[storage] = [*memory.get(storage, ()), site]
     elif site.parents:
         only_inf = site.first.nan and not any(parent.nan for parent in site.parents)
-        site.how = BECAME_NAN if only_inf else CARRIED
+        site.how = How.BECAME_NAN if only_inf else How.CARRIED
 
 
 def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: dict[int, Site]) -> list[int]:

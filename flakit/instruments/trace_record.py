@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from ..figures.canvas import Canvas
     from .digits import Digits
 
-BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
-    "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
-)  # fmt: skip
-"""How the first bad tile of a site arose."""
+
+class How:
+    """How the first bad tile of a site arose."""
+
+    BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
+        "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
+    )  # fmt: skip
+
 
 DIGITS = str(Path(__file__).with_name("digits"))
 """Prefix of the files that compute shadows, whose lines are not the user's."""
@@ -46,13 +50,13 @@ LN_BASE = {"exp": 1.0, "exp2": math.log(2), "expm1": 1.0}
 
 WORDS = Words() | {
     "how": {
-        BORN: "{what} born of finite numbers",
-        BECAME_NAN: "NaN made of infinities",
-        CARRIED: "{what} carried on",
-        READ: "{what} read from memory",
-        BEYOND: "{what} where nothing was to be read",
-        GIVEN: "{what} given from outside",
-        STORED: "{what} stored",
+        How.BORN: "{what} born of finite numbers",
+        How.BECAME_NAN: "NaN made of infinities",
+        How.CARRIED: "{what} carried on",
+        How.READ: "{what} read from memory",
+        How.BEYOND: "{what} where nothing was to be read",
+        How.GIVEN: "{what} given from outside",
+        How.STORED: "{what} stored",
     },
     "first": "First non-finite tile: {what}",
     "finite": "Every value is finite",
@@ -210,7 +214,7 @@ class Site:
     @property
     def stores(self) -> list["Site"]:
         """The stores that its bad values reach."""
-        return [site for site in self.family() if site.how == STORED]
+        return [site for site in self.family() if site.how == How.STORED]
 
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
@@ -667,7 +671,7 @@ def _lanes(tile: Tile) -> str:
 
 def _short(site: Site) -> str:
     tile, what = site.first, site.words
-    if site.how == STORED and site.into:
+    if site.how == How.STORED and site.into:
         what = WORDS["into"].format(what=what, name=site.into)
     words = WORDS["tiles" if site.tiles > 1 else "lanes"]
     return words.format(what=what, bad=tile.bad, size=tile.size, tiles=site.tiles)
@@ -678,7 +682,7 @@ def _node(site: Site) -> str:
     text = f"{site.place.short}  {site.place.code(60)}"
     often = f" in {site.tiles} tiles" if site.tiles > 1 else ""
     programs = f" of {len(site.programs)} programs" if len(site.programs) > 1 else ""
-    into = f" into {site.into}" if site.how == STORED and site.into else ""
+    into = f" into {site.into}" if site.how == How.STORED and site.into else ""
     node = f" [{site.place.backward}]" if site.place.backward else ""
     return (
         f"{text}{node}  {site.words}{into}: {tile.bad} of {tile.size} lanes, first {list(tile.index)}{often}{programs}"

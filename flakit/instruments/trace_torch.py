@@ -19,20 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .source import expression_at, operand_names, outside
-from .trace_record import (
-    BECAME_NAN,
-    BORN,
-    CARRIED,
-    DIGITS,
-    GIVEN,
-    LN_BASE,
-    Headroom,
-    Operand,
-    Place,
-    Site,
-    Tile,
-    Trace,
-)
+from .trace_record import DIGITS, LN_BASE, Headroom, How, Operand, Place, Site, Tile, Trace
 
 if TYPE_CHECKING:
     from .digits_rounding import TorchRounding
@@ -152,13 +139,13 @@ class TorchWatch(TorchDispatchMode):
         if not wrong and not operands:
             if not _worse(x):
                 return
-            how = GIVEN
+            how = How.GIVEN
         elif not wrong:
-            how = BORN
+            how = How.BORN
         elif nan and not any(y.isnan().any() for y in wrong):
-            how = BECAME_NAN
+            how = How.BECAME_NAN
         else:
-            how = CARRIED
+            how = How.CARRIED
         site = self._found(name, how, x, operands if written is None else [y for y in operands if y is not written])
         for parent in parents:
             site.descends_from(parent)
@@ -167,7 +154,7 @@ class TorchWatch(TorchDispatchMode):
         self.memory[storage] = [*[s for s in here if s is not site], site]
 
     def _given(self, y: Tensor) -> Site:
-        site = self._found("given", GIVEN, y, [])
+        site = self._found("given", How.GIVEN, y, [])
         self.memory[_storage(y)] = [site]
         return site
 

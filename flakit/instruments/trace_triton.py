@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,24 +22,7 @@ import triton
 
 from ..ops.common.dispatch import interpreted_alone
 from .source import expression_at, operand_names, outside
-from .trace_record import (
-    BECAME_NAN,
-    BEYOND,
-    BORN,
-    CARRIED,
-    DIGITS,
-    DTYPES,
-    LN_BASE,
-    READ,
-    STORED,
-    Access,
-    Headroom,
-    Place,
-    Site,
-    Tile,
-    Trace,
-    operand,
-)
+from .trace_record import DIGITS, DTYPES, LN_BASE, Access, Headroom, How, Place, Site, Tile, Trace, operand
 
 if TYPE_CHECKING:
     from .digits_rounding import TileRounding
@@ -114,9 +98,9 @@ class InterpreterWatch:
         if digits is not None:
             digits.watch = self
         self._thread: int | None = None  # in which a kernel runs now
-        self._tensors: dict[int, _Argument] = {}
+        self._tensors: dict[int, tuple[_Argument]] = {}
         self._kernel, self._silent = "", 0
-        self._block_base: _Argument | tuple[_Argument, ...] | None = None
+        self._block_base: tuple[_Argument, ...] = ()
         self._sites: dict = {}
         self._rooms: dict = {}
         self._places: dict = {}
@@ -128,6 +112,11 @@ class InterpreterWatch:
     def running(self) -> bool:
         """Whether a kernel is running now, in this thread."""
         return self._thread == threading.get_ident()
+
+    @property
+    def program(self) -> tuple[int, ...]:
+        """The program that is running."""
+        return _plain(self.names.builder.grid_idx)
 
     # --- taking hold ------------------------------------------------------------------------------------------------
 
@@ -197,7 +186,7 @@ class InterpreterWatch:
             for name, x in named.items():
                 x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
                 if isinstance(x, torch.Tensor) and x.data_ptr():
-                    self._tensors.setdefault(x.data_ptr(), _Argument(name, x))
+                    self._tensors.setdefault(x.data_ptr(), (_Argument(name, x),))
                     if self.digits is not None:
                         own = getattr(device[name], "base", device[name])
                         self.digits.given(name, x, own.device.type != "cpu")
@@ -217,10 +206,7 @@ class InterpreterWatch:
                 known = source.__dict__
                 if "site" in known:
                     out.site = source.site
-                base = known.get("base")
-                if base is None and source.data.dtype == np.uint64 and source.data.size == 1:
-                    base = self._tensors.get(int(source.data.reshape(-1)[0]))
-                if base is not None:
+                if base := known.get("base") or source.data.dtype == np.uint64 and self._pointed_to(source):
                     out.base = base
             if self.digits is not None:
                 self.digits.moved(kind, original, builder, args, out)
@@ -333,10 +319,9 @@ class InterpreterWatch:
         x = self._values(out)
         if x is None:
             if out.data.dtype == np.uint64:
-                bases = [y.base for y in args if "base" in getattr(y, "__dict__", ())]
+                bases = dict.fromkeys(x for y in args for x in getattr(y, "__dict__", {}).get("base", ()))
                 if bases:  # of a `where` between pointers there are two
-                    sites = tuple(dict.fromkeys(x for base in bases for x in _each(base)))
-                    out.base = sites if len(sites) > 1 else sites[0]
+                    out.base = tuple(bases)
             return
         if x is not out.data and operation != "to" and self.digits is None:
             self.trace.note(
@@ -357,11 +342,12 @@ class InterpreterWatch:
         parents = [y.site for y in operands if "site" in y.__dict__]
         nans = np.isnan(x)
         how = self._how(operation, operands, bad, nans)
-        if how != BORN and not parents and not nans.any():
+        if how != How.BORN and not parents and not nans.any():
             return  # infinite because of a constant
         if parents:
             self._dropped(operation, args, out, bad)
-        site = self._found(operation, how, lambda at: self._tile(out, x, bad, nans, operands, operation, at), bad, nans)
+        tile = partial(self._tile, out, x, bad, nans, operands, operation)
+        site = self._found(operation, how, tile, bad, nans)
         for parent in parents:
             site.descends_from(parent)
         out.site = site
@@ -369,16 +355,16 @@ class InterpreterWatch:
     def _how(self, operation: str, operands: list, bad: np.ndarray, nans: np.ndarray) -> str:
         values = [self._values(y) for y in operands]
         if all(np.isfinite(v).all() for v in values):
-            return BORN
+            return How.BORN
         if operation not in _ACROSS and all(v.shape == bad.shape for v in values):
             fine = np.isfinite(values[0])
             for v in values[1:]:
                 fine = fine & np.isfinite(v)
             if (bad & fine).any():
-                return BORN
+                return How.BORN
         if nans.any() and not any(np.isnan(v).any() for v in values):
-            return BECAME_NAN
-        return CARRIED
+            return How.BECAME_NAN
+        return How.CARRIED
 
     def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
         """Count the lanes of bad operands that the result drops."""
@@ -403,8 +389,8 @@ class InterpreterWatch:
     def _by_block(self, original):
         def through(builder, pointer, *args, **kwargs):
             outer = self._block_base
-            base = getattr(pointer, "base", None)
-            self._block_base = base if isinstance(base, _Argument) else self._base(base) if base is not None else None
+            base = getattr(pointer, "base", ())
+            self._block_base = base if isinstance(base, tuple) else self._base(base)
             try:
                 return original(builder, pointer, *args, **kwargs)
             finally:
@@ -412,20 +398,21 @@ class InterpreterWatch:
 
         return through
 
-    def _base(self, pointers) -> "_Argument | tuple[_Argument, ...] | None":
-        base = pointers.__dict__.get("base") or self._block_base
-        if base is None and pointers.data.size == 1:
-            base = self._tensors.get(int(pointers.data.reshape(-1)[0]))
-        return base
+    def _base(self, pointers) -> "tuple[_Argument, ...]":
+        """The arguments into which pointers may point; empty if unknown."""
+        return pointers.__dict__.get("base") or self._block_base or self._pointed_to(pointers)
+
+    def _pointed_to(self, pointer) -> "tuple[_Argument, ...]":
+        return self._tensors.get(int(pointer.data.reshape(-1)[0]), ()) if pointer.data.size == 1 else ()
 
     def _inside(self, operation: str, pointers, mask) -> tuple["list[_Touched]", np.ndarray | None]:
         """The arguments that an access touches, each with its lanes, and the lanes to suppress, None for none."""
         base = self._base(pointers)
-        if base is None:
+        if not base:
             return [], None
         at, on = pointers.data, _lit(mask)
         used = at[on] if not on.all() else at
-        first, *others = _each(base)
+        first, *others = base
         if not others and (not used.size or (used.min() >= first.start and used.max() <= first.last)):
             return [(first, on)], None
         touched = [(x, on & (at >= x.start) & (at <= x.last)) for x in (first, *others)]
@@ -447,11 +434,10 @@ class InterpreterWatch:
 
     def _beyond(self, operation: str, base: "_Argument", at: np.ndarray, lanes: np.ndarray, within: bool) -> None:
         key, place = self._place()
-        program = tuple(self.names.builder.grid_idx)
         access = self._accesses.get((key, operation, within, base.name))
         if access is None:
             index = np.unravel_index(int(lanes.argmax()), lanes.shape)
-            access = Access(place, operation, base.name, base.shape, 0, within, program, _plain(index), 0)
+            access = Access(place, operation, base.name, base.shape, 0, within, self.program, _plain(index), 0)
             self._accesses[key, operation, within, base.name] = access
             self.trace.accesses.append(access)
         touched = at[lanes].astype(np.int64)
@@ -460,7 +446,7 @@ class InterpreterWatch:
         if abs(furthest) // base.itemsize > abs(access.beyond):
             access.beyond = int(np.sign(furthest)) * (int(abs(furthest)) // base.itemsize)
         access.lanes += int(lanes.sum())
-        access.programs.add(program)
+        access.programs.add(self.program)
 
     def _loading(self, original):
         def load(builder, pointers, mask, other, *args, **kwargs):
@@ -482,12 +468,10 @@ class InterpreterWatch:
                     bad |= wild
                 nans = np.isnan(x) & bad
                 if (bad & (nans | (x > 0))).any():  # masks, and decays that forget all, use -inf
-                    how = READ if wild is None else BEYOND
+                    how = How.READ if wild is None else How.BEYOND
                     read = [argument for argument, lanes in touched if (lanes & bad).any()]
-                    site = self._found(
-                        "load", how, lambda at: self._tile(out, x, bad, nans, [], "load", at), bad, nans,
-                        ", ".join(argument.name for argument in read),
-                    )  # fmt: skip
+                    into = ", ".join(argument.name for argument in read)
+                    site = self._found("load", how, partial(self._tile, out, x, bad, nans, [], "load"), bad, nans, into)
                     for argument in read:
                         for writer in self.memory.get(argument.storage_start, ()):
                             site.descends_from(writer)
@@ -543,10 +527,9 @@ class InterpreterWatch:
             if not bad.any():
                 continue
             nans = np.isnan(x) & bad
-            site = self._found(
-                operation, STORED, lambda at, b=bad, n=nans: self._tile(value, x, b, n, [], operation, at), bad, nans,
-                argument.name if argument else "",
-            )  # fmt: skip
+            into = argument.name if argument else ""
+            tile = partial(self._tile, value, x, bad, nans, [], operation)
+            site = self._found(operation, How.STORED, tile, bad, nans, into)
             site.descends_from(value.site)
             if argument is not None:
                 reached = self.memory.setdefault(argument.storage_start, [])
@@ -579,7 +562,7 @@ class InterpreterWatch:
         if site is None:
             site = self._sites[key, operation, into] = self.trace.add(Site(place, operation, how, tile(place), into))
         number = int(nans.sum())
-        site.count(number, int(bad.sum()) - number, tuple(self.names.builder.grid_idx))
+        site.count(number, int(bad.sum()) - number, self.program)
         return site
 
     def _tile(self, out, x: np.ndarray, bad: np.ndarray, nans: np.ndarray, operands, operation: str, place: Place):
@@ -590,11 +573,10 @@ class InterpreterWatch:
             for i, (name, y) in enumerate(zip(names, operands, strict=True))
         ]
         number = int(nans.sum())
-        program = tuple(int(i) for i in self.names.builder.grid_idx)
-        shape, dtype = (x.shape, out.dtype.scalar.name) if x.size > 1 or x.ndim > 1 else ((), out.dtype.scalar.name)
+        shape, dtype = x.shape if x.size > 1 or x.ndim > 1 else (), out.dtype.scalar.name
         lanes = bad.astype(np.int8) + nans if bad.size <= 1 << 20 else None
         return Tile(
-            program, shape, DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
+            self.program, shape, DTYPES.get(dtype, dtype), index if shape else (), number, int(bad.sum()) - number,
             tuple(shown), lanes,
         )  # fmt: skip
 
@@ -616,8 +598,9 @@ class InterpreterWatch:
         top = float(np.finfo(x.dtype).max) if x is handle.data else 3.3895314e38
         room = math.log(top) - float(largest) * ln_base
         index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))
-        program = tuple(int(i) for i in self.names.builder.grid_idx)
-        self.trace._headroom[key] = Headroom(place, operation, float(largest), room, program, index, _plain(x.shape))
+        self.trace._headroom[key] = Headroom(
+            place, operation, float(largest), room, self.program, index, _plain(x.shape)
+        )
 
 
 class _Argument:
@@ -634,10 +617,6 @@ class _Argument:
 
 
 _Touched = tuple[_Argument, np.ndarray]
-
-
-def _each(base: "_Argument | tuple[_Argument, ...]") -> "tuple[_Argument, ...]":
-    return base if isinstance(base, tuple) else (base,)
 
 
 def _lit(mask) -> np.ndarray:

@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -100,8 +101,8 @@ class _Recorder:
             if not callable(decays):
                 raise TypeError(f"decays: expected a function of name, module and output, got {type(decays).__name__}")
             self._decays = decays
-            hooks = [(module, _UserHook(self, name, decays)) for name, module in modules]
-            self._handles += [module.register_forward_hook(hook) for module, hook in hooks]
+            for name, module in modules:
+                self._handles.append(module.register_forward_hook(_Hook(partial(self.ask, name))))
         else:
             mixers = [
                 (name, module, next(map(OWN.get, filter(OWN.get, type(module).__mro__)), None))
@@ -123,9 +124,9 @@ class _Recorder:
             (self.recording.op,) = operators
             self._wrappers = {module: _Wrapper(self, name, arg, module.operator) for name, module, (_, arg) in mixers}
             self.wrap()
-            self._handles.append(model.register_forward_pre_hook(_Before(self), prepend=True))
+            self._handles.append(model.register_forward_pre_hook(_Hook(self.before), prepend=True))
         if self.on_pass is not None:
-            self._handles.append(model.register_forward_hook(_After(self)))
+            self._handles.append(model.register_forward_hook(_Hook(self.after)))
 
     def wrap(self) -> None:
         """Wrap every mixer's operator, also one that has been replaced since."""
@@ -163,9 +164,26 @@ class _Recorder:
         see = torch.ops.flakit.see_decays if torch.compiler.is_compiling() else _see
         see(self.touched, self.key, name, w.detach())
 
-    def end(self, training: bool) -> None:
+    # --- called by hooks
+
+    def before(self, *_) -> None:
+        """Run before the watched model's forward pass."""
+        if not torch.compiler.is_compiling():
+            self.wrap()
+
+    def after(self, module: nn.Module, *_) -> None:
+        """Run after the watched model's forward pass."""
         see = torch.ops.flakit.see_pass if torch.compiler.is_compiling() else _see_pass
-        see(self.touched, self.key, training, torch.is_grad_enabled())
+        see(self.touched, self.key, module.training, torch.is_grad_enabled())
+
+    def ask(self, name: str, module: nn.Module, _, output: Any) -> None:
+        """Ask the user's function for decays, after any module's forward pass."""
+        if self.active():
+            w = self._decays(name, module, output)
+            if w is not None:
+                if not isinstance(w, Tensor):
+                    raise TypeError(f"decays: expected a tensor or None for {name!r}, got {type(w).__name__}")
+                self.see(name, w)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
@@ -208,42 +226,16 @@ def _identity(x: Any) -> Any:
 
 
 class _Hook:
-    def __init__(self, recorder: _Recorder):
-        self.recorder = recorder
+    """A hook that calls a method of a recorder. A copied or pickled model has one that does nothing."""
+
+    def __init__(self, run: Callable):
+        self.run = run
+
+    def __call__(self, *args) -> None:
+        self.run(*args)
 
     def __reduce__(self) -> tuple:
         return _identity, (_nothing,)
-
-
-class _Before(_Hook):
-    """Runs before the watched model's forward pass."""
-
-    def __call__(self, *_) -> None:
-        if not torch.compiler.is_compiling():
-            self.recorder.wrap()
-
-
-class _After(_Hook):
-    """Runs after the watched model's forward pass."""
-
-    def __call__(self, module: nn.Module, *_) -> None:
-        self.recorder.end(module.training)
-
-
-class _UserHook(_Hook):
-    """Runs after any module's forward pass: asks the user's function for decays."""
-
-    def __init__(self, recorder: _Recorder, name: str, decays: Decays):
-        super().__init__(recorder)
-        self.name, self.decays = name, decays
-
-    def __call__(self, module: nn.Module, _, output: Any) -> None:
-        if self.recorder.active():
-            w = self.decays(self.name, module, output)
-            if w is not None:
-                if not isinstance(w, Tensor):
-                    raise TypeError(f"decays: expected a tensor or None for {self.name!r}, got {type(w).__name__}")
-                self.recorder.see(self.name, w)
 
 
 class _Wrapper:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from flakit.cases.inverse import matrix
-from flakit.instruments import digits as words
+from flakit.instruments.digits import Kind
 
 T, D = 64, 16
 LOSSY = Path(__file__).with_name("lossy_triton.py")
@@ -147,37 +147,37 @@ def torch_variance(shifted: bool):
 
 
 CASES = {
-    "running sums": Case("dw: two running sums", True, "two running sums", words.CANCELLATION,
+    "running sums": Case("dw: two running sums", True, "two running sums", Kind.CANCELLATION,
                          lambda: running_sums(True), lambda: running_sums(False)),
-    "inverse": Case("inverse: product form", True, "the product form", words.CANCELLATION, product_form, substituted),
-    "gate": Case("gate in bfloat16", True, "the gate becomes 1", words.ROUNDING,
+    "inverse": Case("inverse: product form", True, "the product form", Kind.CANCELLATION, product_form, substituted),
+    "gate": Case("gate in bfloat16", True, "the gate becomes 1", Kind.ROUNDING,
                  lambda: rounded_gate(True), lambda: rounded_gate(False)),
-    "softmax, low": Case("softmax, scores −100", True, "without the maximum", words.UNDERFLOW,
+    "softmax, low": Case("softmax, scores −100", True, "without the maximum", Kind.UNDERFLOW,
                          lambda: softmax(LOW, False), lambda: softmax(LOW, True)),
-    "softmax, lower": Case("softmax, scores −200", True, "without the maximum", words.UNDERFLOW,
+    "softmax, lower": Case("softmax, scores −200", True, "without the maximum", Kind.UNDERFLOW,
                            lambda: softmax(LOWER, False), lambda: softmax(LOWER, True)),
-    "softmax, high": Case("softmax, scores 95", True, "without the maximum", words.OVERFLOW,
+    "softmax, high": Case("softmax, scores 95", True, "without the maximum", Kind.OVERFLOW,
                           lambda: softmax(HIGH, False), lambda: softmax(HIGH, True)),
-    "TF32": Case("TF32 for float32", True, "operands in TF32", words.TF32,
+    "TF32": Case("TF32 for float32", True, "operands in TF32", Kind.TF32,
                  lambda: products("tf32"), lambda: products("ieee")),
-    "absorption": Case("a vanished addend", True, "the addend vanishes", words.ABSORPTION,
+    "absorption": Case("a vanished addend", True, "the addend vanishes", Kind.ABSORPTION,
                        lambda: counted(False), lambda: counted(True)),
-    "variance": Case("variance by squares", True, "mean of squares less square of the mean", words.CANCELLATION,
+    "variance": Case("variance by squares", True, "mean of squares less square of the mean", Kind.CANCELLATION,
                      lambda: variance(False), lambda: variance(True)),
-    "running sums, torch": Case("dw: two running sums", False, "two running sums in PyTorch", words.CANCELLATION,
+    "running sums, torch": Case("dw: two running sums", False, "two running sums in PyTorch", Kind.CANCELLATION,
                                 lambda: torch_sums(True), lambda: torch_sums(False)),
-    "inverse, torch": Case("inverse: product form", False, "the product form in PyTorch", words.CANCELLATION,
+    "inverse, torch": Case("inverse: product form", False, "the product form in PyTorch", Kind.CANCELLATION,
                            torch_product, torch_solved),
-    "gate, torch": Case("gate in bfloat16", False, "the gate becomes 1 in PyTorch", words.ROUNDING,
+    "gate, torch": Case("gate in bfloat16", False, "the gate becomes 1 in PyTorch", Kind.ROUNDING,
                         lambda: torch_gate(True), lambda: torch_gate(False)),
-    "softmax, low, torch": Case("softmax, scores −100", False, "without the maximum in PyTorch", words.UNDERFLOW,
+    "softmax, low, torch": Case("softmax, scores −100", False, "without the maximum in PyTorch", Kind.UNDERFLOW,
                                 lambda: torch_softmax(LOW, False), lambda: torch_softmax(LOW, True)),
-    "softmax, high, torch": Case("softmax, scores 95", False, "without the maximum in PyTorch", words.OVERFLOW,
+    "softmax, high, torch": Case("softmax, scores 95", False, "without the maximum in PyTorch", Kind.OVERFLOW,
                                  lambda: torch_softmax(HIGH, False), lambda: torch_softmax(HIGH, True)),
-    "absorption, torch": Case("a vanished addend", False, "the addend vanishes in PyTorch", words.ABSORPTION,
+    "absorption, torch": Case("a vanished addend", False, "the addend vanishes in PyTorch", Kind.ABSORPTION,
                               lambda: torch_counted(False), lambda: torch_counted(True)),
     "variance, torch": Case("variance by squares", False, "mean of squares less square of the mean in PyTorch",
-                            words.CANCELLATION, lambda: torch_variance(False), lambda: torch_variance(True)),
+                            Kind.CANCELLATION, lambda: torch_variance(False), lambda: torch_variance(True)),
 }  # fmt: skip
 
 

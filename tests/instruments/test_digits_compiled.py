@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flakit
-from flakit.instruments import digits as words
+from flakit.instruments.digits import WORDS, Kind
 from flakit.instruments.trace import Trace
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
@@ -145,7 +145,7 @@ def test_noise_that_is_written_is_not_the_compilers():
         arguments["o"] += 0.02
 
     found = measured(lambda: cases.variance(False), otherwise).digits.findings
-    assert [(x.compiled, x.line.blamed.kind) for x in found] == [(False, words.CANCELLATION)]
+    assert [(x.compiled, x.line.blamed.kind) for x in found] == [(False, Kind.CANCELLATION)]
 
 
 def test_pytorch_goes_on_from_what_was_stored():
@@ -163,7 +163,7 @@ def test_words_json_and_picture():
     t = measured(lambda: cases.products("ieee"), in_tf32("q", "k"))
     stored = json.loads(json.dumps(t.to_dict()))
     again = Trace.from_dict(stored)
-    assert stored["digits"]["findings"][0]["what"] == words.WORDS["kinds"][words.COMPILED]
+    assert stored["digits"]["findings"][0]["what"] == WORDS["kinds"][Kind.COMPILED]
     assert str(again.digits) == str(t.digits) and json.loads(json.dumps(again.to_dict()))["digits"] == stored["digits"]
     assert t.digits.drawn()["title"] == "Digits lost: by the compiled kernel"
     assert t.digits.picture().png().startswith(b"\x89PNG")

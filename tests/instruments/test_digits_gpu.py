@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flakit
-from flakit.instruments import digits as words
+from flakit.instruments.digits import Digits, Kind
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.ops.common.dispatch import has_triton
@@ -52,9 +52,9 @@ def test_products_in_tf32_are_named_and_those_in_float32_are_not():
         o = scores("tf32")
     found = t.digits.findings
     assert found, str(t)
-    named = {(x.line.place.line, x.line.blamed.kind) if x.line else (x.store.line, words.COMPILED) for x in found}
+    named = {(x.line.place.line, x.line.blamed.kind) if x.line else (x.store.line, Kind.COMPILED) for x in found}
     dot, store = line_of("# operands in TF32"), line_of("tl.store(o + i * C + j, b_A)")
-    assert named <= {(dot[0], words.TF32), (store[0], words.COMPILED)}, str(t)
+    assert named <= {(dot[0], Kind.TF32), (store[0], Kind.COMPILED)}, str(t)
     (stored,) = t.digits.outputs
     assert stored.lanes == T * T and 1e-5 < stored.error < 1e-2 and stored.as_written > 1e-5, str(t)
     exact = cases.X.double() @ cases.A.double().T
@@ -68,7 +68,7 @@ def test_products_in_tf32_are_named_and_those_in_float32_are_not():
 
 def test_a_kernel_that_computes_in_tf32_where_float32_is_written_loses_it_by_being_compiled():
     found = Trace()
-    found.digits = words.Digits()
+    found.digits = Digits()
     tiles = compiled.StoredDigits(found.digits, Ledger(found.digits))
     comparison = compiled.Comparison(found, tiles, Memory())
     q, k, o = cases.X.cuda(), cases.A.cuda(), torch.empty(T, T, device="cuda")
