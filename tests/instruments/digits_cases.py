@@ -120,15 +120,6 @@ def torch_softmax(x: torch.Tensor, safe: bool):
     return e / e.sum()
 
 
-def torch_tf32(rounded: bool):
-    """PyTorch on a CPU has no TF32; a network may round by itself."""
-
-    def tf32(x):
-        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-    return tf32(X) @ tf32(A).T if rounded else X @ A.T
-
-
 def torch_counted(apart: bool):
     total, small = COUNTS[0], torch.zeros(D)
     for x in COUNTS[1:]:

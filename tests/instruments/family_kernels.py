@@ -3,6 +3,7 @@
 They are written from the formulas of `flakit.ops.family`, with matrices over a chunk instead of a walk over tokens.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -77,8 +78,7 @@ def delta_in_chunks(pairs_of, q, k, v, g, beta, scale=None, initial_state=None, 
     return _unchunked(torch.stack(o, 2), T).to(dtype), S if output_final_state else None
 
 
-def kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
-    return delta_in_chunks(exact, q, k, v, g, beta, scale, initial_state, output_final_state)
+kda = gated_delta_rule = functools.partial(delta_in_chunks, exact)
 
 
 def kda_from_the_start(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
@@ -89,10 +89,6 @@ def kda_by_differences(q, k, v, g, beta, scale=None, initial_state=None, output_
     return delta_in_chunks(by_differences, q, k, v, g, beta, scale, initial_state, output_final_state)
 
 
-def gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
-    return delta_in_chunks(exact, q, k, v, g, beta, scale, initial_state, output_final_state)
-
-
 def gated_delta_rule_transposed(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
     """The final state as [V, K], which no shape tells where K = V."""
     o, S = gated_delta_rule(q, k, v, g, beta, scale, initial_state, True)
@@ -100,7 +96,7 @@ def gated_delta_rule_transposed(q, k, v, g, beta, scale=None, initial_state=None
     return o, S if output_final_state else None
 
 
-def decays_in_chunks(q, k, v, g, scale=None, initial_state=None, output_final_state=False, *, power=-0.5):
+def gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, *, power=-0.5):
     """GLA and simple GLA in chunks of 16, the decays between as exact pairs."""
     T, dtype = v.shape[1], v.dtype
     wide = torch.promote_types(dtype, torch.float32)
@@ -117,21 +113,17 @@ def decays_in_chunks(q, k, v, g, scale=None, initial_state=None, output_final_st
     return _unchunked(torch.stack(o, 2), T).to(dtype), S if output_final_state else None
 
 
-def gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False):
-    return decays_in_chunks(q, k, v, g, scale, initial_state, output_final_state)
-
-
 def gla_of_scale_one(q, k, v, g, scale=None, initial_state=None, output_final_state=False):
     """Its default scale is 1."""
-    return decays_in_chunks(q, k, v, g, scale, initial_state, output_final_state, power=0)
+    return gla(q, k, v, g, scale, initial_state, output_final_state, power=0)
 
 
 def simple_gla_exclusive(q, k, v, g, scale=None, initial_state=None, output_final_state=False):
     """q reads the state before its own token has decayed it, as RWKV6's r does."""
     before = torch.cat((torch.zeros_like(g[:, :1]), g[:, :-1]), 1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    o, _ = decays_in_chunks(q, k, v, before, scale, initial_state)
-    _, S = decays_in_chunks(q, k, v, g, scale, initial_state, True)
+    o, _ = gla(q, k, v, before, scale, initial_state)
+    _, S = gla(q, k, v, g, scale, initial_state, True)
     return o, S if output_final_state else None
 
 

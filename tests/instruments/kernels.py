@@ -97,18 +97,6 @@ def slow(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False
     return o, torch.stack(states).view(B, H, K, -1) if output_final_state else None
 
 
-def quadratic(r, k, v, w, u, scale=None):
-    """All pairs at once, the future masked before the exponential; no states; o alone."""
-    scale = r.shape[-1] ** -0.5 if scale is None else scale
-    r, k, v, w = (x.transpose(1, 2).float() for x in (r, k, v, w))
-    gi = w.cumsum(-2)
-    T = w.shape[-2]
-    past = torch.ones(T, T, dtype=torch.bool, device=w.device).tril(-1)[..., None]
-    weight = ((gi - w)[..., :, None, :] - gi[..., None, :, :]).masked_fill(~past, -torch.inf).exp()
-    A = torch.einsum("bhik,bhjk,bhijk->bhij", r, k, weight) + torch.diag_embed((r * u[:, None] * k).sum(-1))
-    return (scale * A @ v).transpose(1, 2)
-
-
 def only_o(q, k, v, w, u, scale=None):
     """Other names, o alone, no state goes in or out."""
     return naive(q, k, v, w, u, scale)[0]
@@ -222,11 +210,9 @@ def with_signature_of(of: Operator, apply: Callable) -> Callable:
     return call
 
 
-def _edit(name: str, change: Callable) -> Callable:
-    def grads(found, given):
-        return found | {name: change(found[name], given)}
-
-    return grads
+def edited(op: str, name: str, change: Callable) -> tuple[str, Callable]:
+    """The operator's name, and its recurrence with the gradient of one argument changed, change(gradient, given)."""
+    return op, tampered(op, grads=lambda found, given: found | {name: change(found[name], given)})
 
 
 def _drop_bonus(found, x, token=29):
@@ -303,37 +289,21 @@ def odd_channel(r, k, v, w, u, scale=None, initial_state=None, output_final_stat
 WRONG: dict[str, tuple[str, Callable]] = {
     "bonus dropped on one token": ("rwkv6", tampered("rwkv6", _drop_bonus)),
     "last token's decay missing in the state": ("rwkv6", tampered("rwkv6", _last_decay)),
-    "dr without scale": ("rwkv6", tampered("rwkv6", grads=_edit("r", lambda d, x: d / x["scale"]))),
-    "dw without the final state's term": ("rwkv6", tampered("rwkv6", grads=_edit("w", _state_term))),
-    "du of the first batch alone": (
-        "rwkv6",
-        tampered(
-            "rwkv6",
-            grads=lambda d, x: (
-                d | {"u": (x["scale"] * x["r"] * x["k"] * (x["v"] * x["do"]).sum(-1, keepdim=True))[0].sum(0)}
-            ),
-        ),
+    "dr without scale": edited("rwkv6", "r", lambda d, x: d / x["scale"]),
+    "dw without the final state's term": edited("rwkv6", "w", _state_term),
+    "du of the first batch alone": edited(
+        "rwkv6", "u", lambda d, x: (x["scale"] * x["r"] * x["k"] * (x["v"] * x["do"]).sum(-1, keepdim=True))[0].sum(0)
     ),
-    "dk without the bonus": (
-        "rwkv6",
-        tampered(
-            "rwkv6",
-            grads=_edit("k", lambda d, x: d - x["scale"] * x["r"] * x["u"] * (x["v"] * x["do"]).sum(-1, keepdim=True)),
-        ),
+    "dk without the bonus": edited(
+        "rwkv6", "k", lambda d, x: d - x["scale"] * x["r"] * x["u"] * (x["v"] * x["do"]).sum(-1, keepdim=True)
     ),
-    "dinitial off by the first decay": (
-        "rwkv6",
-        tampered("rwkv6", grads=_edit("initial_state", lambda d, x: d * x["w"][:, 0].exp()[..., None])),
+    "dinitial off by the first decay": edited("rwkv6", "initial_state", lambda d, x: d * x["w"][:, 0].exp()[..., None]),
+    "one element of dv lost": edited(
+        "rwkv6", "v", lambda d, x: d.index_fill(-1, torch.tensor([0]), 0) if d.shape[1] > 90 else d
     ),
-    "one element of dv lost": (
-        "rwkv6",
-        tampered(
-            "rwkv6", grads=_edit("v", lambda d, x: d.index_fill(-1, torch.tensor([0]), 0) if d.shape[1] > 90 else d)
-        ),
-    ),
-    "dw clamped": ("rwkv6", tampered("rwkv6", grads=_edit("w", lambda d, x: d.clamp(-3, 3)))),
-    "dv off by 0.1%": ("rwkv6", tampered("rwkv6", grads=_edit("v", lambda d, x: d * 1.001))),
-    "no du": ("rwkv6", tampered("rwkv6", grads=_edit("u", lambda d, x: None))),
+    "dw clamped": edited("rwkv6", "w", lambda d, x: d.clamp(-3, 3)),
+    "dv off by 0.1%": edited("rwkv6", "v", lambda d, x: d * 1.001),
+    "no du": edited("rwkv6", "u", lambda d, x: None),
     "inclusive decay": ("rwkv6", inclusive),
     "the first token does not decay": ("rwkv6", no_time_zero),
     "state in bfloat16": ("rwkv6", bfloat16_state),
@@ -343,8 +313,8 @@ WRONG: dict[str, tuple[str, Callable]] = {
     "scale forgotten": ("rwkv6", forgets_scale),
     "fourth chunk forgets": ("rwkv6", long_only),
     "last channels lost": ("rwkv6", odd_channel),
-    "dw a token late, rwkv7": ("rwkv7", tampered("rwkv7", grads=_edit("w", lambda d, x: d.roll(1, 1)))),
-    "da without its sign, rwkv7": ("rwkv7", tampered("rwkv7", grads=_edit("a", lambda d, x: -d))),
-    "dg of one pass, gsa": ("gsa", tampered("gsa", grads=_edit("g", lambda d, x: d / 2))),
-    "dq without scale, gsa": ("gsa", tampered("gsa", grads=_edit("q", lambda d, x: d / x["scale"]))),
+    "dw a token late, rwkv7": edited("rwkv7", "w", lambda d, x: d.roll(1, 1)),
+    "da without its sign, rwkv7": edited("rwkv7", "a", lambda d, x: -d),
+    "dg of one pass, gsa": edited("gsa", "g", lambda d, x: d / 2),
+    "dq without scale, gsa": edited("gsa", "q", lambda d, x: d / x["scale"]),
 }

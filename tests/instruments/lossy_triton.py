@@ -92,14 +92,6 @@ def variance(x, o, D: tl.constexpr, SHIFTED: tl.constexpr):
 
 
 @triton.jit
-def large_powers(x, o, D: tl.constexpr):
-    o_d = tl.arange(0, D)
-    b_x = tl.load(x + o_d)
-    b_y = b_x * b_x  # beyond the largest number
-    tl.store(o + o_d, tl.sqrt(b_y) / b_x)
-
-
-@triton.jit
 def everything(x, o, count, D: tl.constexpr):
     o_d = tl.arange(0, D)
     b_x = tl.load(x + o_d, mask=o_d < D, other=0.0)

@@ -20,12 +20,13 @@ from flakit.ops.gsa import chunk_gsa
 from flakit.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from flakit.ops.rwkv7 import chunk_rwkv7
 from tests.instruments import over_ranks
-from tests.instruments.kernels import bfloat16_state, tampered, with_signature_of
+from tests.instruments.kernels import bfloat16_state, naive, tampered, with_signature_of
+from tests.passing import passing
 
 
-def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type | None = None) -> Callable:
-    """An operator in chunks whose products of decay are `make(T)(w, inclusive=...)`; what arrives at the final state
-    goes back by the right form, to which the scheme is nothing."""
+def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type | None = None) -> tuple[str, Callable]:
+    """An operator's name, and the operator in chunks whose products of decay are `make(T)(w, inclusive=...)`; what
+    arrives at the final state goes back by the right form, to which the scheme is nothing."""
     known, of = operator(op), SCHEMED[op] if of is None else of
 
     class Schemed(torch.autograd.Function):
@@ -47,11 +48,13 @@ def schemed(op: str, make: Callable[[int], Callable], chunk: int = 64, of: type 
                 (found[name] + rest[name]).to(x.dtype) for name, x in zip(names, ctx.saved_tensors, strict=True)
             )
 
-    return with_signature_of(known, lambda scale, given: Schemed.apply(scale, *given))
+    return op, with_signature_of(known, lambda scale, given: Schemed.apply(scale, *given))
 
 
-def scheme(op: str, name: str, *, chunk: int = 64, **how) -> Callable:
-    return schemed(op, lambda T: functools.partial(Products, scheme=name, chunk=chunk, **how), chunk)
+def scheme(
+    op: str, name: str, *, chunk: int = 64, products: type = Products, of: type | None = None, **how
+) -> tuple[str, Callable]:
+    return schemed(op, lambda T: functools.partial(products, scheme=name, chunk=chunk, **how), chunk, of)
 
 
 class Guarded(Products):
@@ -87,29 +90,14 @@ class ByPowers(SCHEMED["rwkv7"]):
 def blind(operator_: Callable, names: tuple[str, ...]) -> Callable:
     """`strides`: inputs taken for contiguous, and the gradient that arrives at o."""
 
-    class Reads(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return strides.blind(x).clone()
-
-        @staticmethod
-        def backward(ctx, dx):
-            return dx
-
-    class Arrives(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, o):
-            return o.clone()
-
-        @staticmethod
-        def backward(ctx, do):
-            return strides.blind(do).clone()
+    def read(x):
+        return strides.blind(x).clone()
 
     @functools.wraps(operator_)
     def call(*args, **given):
-        given |= {name: Reads.apply(given[name]) for name in names}
+        given |= {name: passing(given[name], read) for name in names}
         o, state = operator_(*args, **given)
-        return Arrives.apply(o), state
+        return passing(o, back=read), state
 
     return call
 
@@ -143,57 +131,26 @@ def cut_at_blocks(*args, **given):
     return chunk_rwkv6(*args, **given)
 
 
-class _ByTheOthersType(torch.autograd.Function):
-    """Numbers in memory read as if they had another dtype."""
-
-    @staticmethod
-    def forward(ctx, w, dtype):
-        read = w.contiguous().view(dtype).flatten()[: w.numel()].view(w.shape).to(w.dtype)
-        return read if dtype == w.dtype else read.nan_to_num(0.0).clamp(-80.0, 0.0)
-
-    @staticmethod
-    def backward(ctx, dw):
-        return dw, None
-
-
 @functools.wraps(chunk_rwkv6)
 def one_type_for_all(*args, **given):
     """Decays are read with the dtype of the keys."""
-    return chunk_rwkv6(*args, **given | {"w": _ByTheOthersType.apply(given["w"], given["k"].dtype)})
+    dtype = given["k"].dtype
 
+    def read(w):
+        numbers = w.contiguous().view(dtype).flatten()[: w.numel()].view(w.shape).to(w.dtype, copy=True)
+        return numbers if dtype == w.dtype else numbers.nan_to_num(0.0).clamp(-80.0, 0.0)
 
-class _LeavesRows(torch.autograd.Function):
-    """Rows behind the last offset as memory had them, in o and in what comes back for it."""
-
-    @staticmethod
-    def forward(ctx, o, end):
-        ctx.end = end
-        return torch.cat((o[:, :end], torch.empty_like(o[:, end:])), 1)
-
-    @staticmethod
-    def backward(ctx, do):
-        return do, None
+    return chunk_rwkv6(*args, **given | {"w": passing(given["w"], read)})
 
 
 @functools.wraps(chunk_rwkv6)
 def leaving_rows(*args, **given):
     """`unwritten_rows`: no program writes the padding."""
     o, state = chunk_rwkv6(*args, **given)
-    x = given.get("cu_seqlens")
-    return (o if x is None else _LeavesRows.apply(o, int(x[-1]))), state
-
-
-class _Through(torch.autograd.Function):
-    """The same numbers, with `back` of what comes back for them."""
-
-    @staticmethod
-    def forward(ctx, x, back):
-        ctx.back = back
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, dx):
-        return ctx.back(dx), None
+    if (x := given.get("cu_seqlens")) is not None:
+        end = int(x[-1])
+        o = passing(o, lambda o: torch.cat((o[:, :end], torch.empty_like(o[:, end:])), 1))
+    return o, state
 
 
 def blind_states(name: str) -> Callable:
@@ -205,7 +162,7 @@ def blind_states(name: str) -> Callable:
             x = given[name]
             given[name] = x + (strides.blind(x.detach()).nan_to_num() - x.detach())
         o, state = chunk_rwkv6(*args, **given)
-        return o, state if state is None or name != "final_state" else _Through.apply(state, strides.blind)
+        return o, state if state is None or name != "final_state" else passing(state, back=strides.blind)
 
     return call
 
@@ -275,7 +232,7 @@ def unlike_heads(*args, **given):
 def needs_the_first(*args, **given):
     """dw is right only where r requires a gradient."""
     needed = given["r"].requires_grad
-    return chunk_rwkv6(*args, **given | {"w": _Through.apply(given["w"], lambda dw: dw if needed else 2 * dw)})
+    return chunk_rwkv6(*args, **given | {"w": passing(given["w"], back=lambda dw: dw * (1 if needed else 2))})
 
 
 @functools.wraps(chunk_rwkv6)
@@ -288,14 +245,14 @@ def spent(*args, **given):
         return do * len(saved)
 
     o, state = chunk_rwkv6(*args, **given)
-    return _Through.apply(o, back), state
+    return passing(o, back=back), state
 
 
 @functools.wraps(chunk_rwkv6)
 def flushing(*args, **given):
     """Of what arrives, every number under 1e-6 taken for 0."""
     o, state = chunk_rwkv6(*args, **given)
-    return _Through.apply(o, lambda do: torch.where(do.abs() < 1e-6, 0.0, do)), state
+    return passing(o, back=lambda do: torch.where(do.abs() < 1e-6, 0.0, do)), state
 
 
 @functools.wraps(chunk_rwkv6)
@@ -414,8 +371,6 @@ def _lost(found, x):
 def not_in_log_space(*args, **given):
     """`log_space`: the decay itself where its logarithm belongs, and no guard."""
     r, k, v, w, u = (given.pop(name) for name in ("r", "k", "v", "w", "u"))
-    from tests.instruments.kernels import naive
-
     return naive(r, k, v, w.exp(), u, given.get("scale"), given.get("initial_state"), given.get("output_final_state"))
 
 
@@ -445,61 +400,35 @@ def _ignoring(form: Callable) -> Callable:
 
 PLANTED: dict[str, tuple[str, Callable, str, str | None]] = {
     # fault: (the operator, the kernel, a probe that must find it, the case that it must be said to resemble)
-    "anchor: first row": ("rwkv6", scheme("rwkv6", "first-row"), "spike", "anchor"),
-    "anchor: first row, rwkv7": ("rwkv7", scheme("rwkv7", "first-row"), "spike", "anchor"),
-    "anchor: chunk before": ("rwkv6", scheme("rwkv6", "previous-row-across"), "decay-onset", "anchor"),
-    "anchor: none": ("rwkv6", scheme("rwkv6", "none"), "decay-onset", "anchor"),
-    "anchor: none, gsa": ("gsa", scheme("gsa", "none"), "decay-onset", "anchor"),
-    "anchor: block's start": ("rwkv6", scheme("rwkv6", "block-start"), "decay-onset", "anchor"),
-    "anchor: middle, rwkv7": ("rwkv7", scheme("rwkv7", "middle"), "decay-onset", "anchor"),
-    "padding: gsa": ("gsa", schemed("gsa", lambda T: products(T, "chunk", chunk=64)), "tails", "padding"),
-    "padding: rwkv6": ("rwkv6", schemed("rwkv6", lambda T: products(T, "blocks", chunk=64)), "tails", "padding"),
-    "masking: where": ("rwkv6", scheme("rwkv6", "pairwise", chunk=32, mask="where"), "decay-onset", "masking"),
-    "masking: multiply": ("gsa", scheme("gsa", "pairwise", chunk=32, mask="multiply"), "decay-onset", "anchor"),
-    "masking: none": ("rwkv6", scheme("rwkv6", "pairwise", chunk=32, mask="none"), "suffix", None),
-    "decay gradient: running sums": (
-        "rwkv6",
-        scheme("rwkv6", "pairwise", chunk=16),
-        "decay-accuracy",
-        "decay_gradient",
-    ),
+    "anchor: first row": (*scheme("rwkv6", "first-row"), "spike", "anchor"),
+    "anchor: first row, rwkv7": (*scheme("rwkv7", "first-row"), "spike", "anchor"),
+    "anchor: chunk before": (*scheme("rwkv6", "previous-row-across"), "decay-onset", "anchor"),
+    "anchor: none": (*scheme("rwkv6", "none"), "decay-onset", "anchor"),
+    "anchor: none, gsa": (*scheme("gsa", "none"), "decay-onset", "anchor"),
+    "anchor: block's start": (*scheme("rwkv6", "block-start"), "decay-onset", "anchor"),
+    "anchor: middle, rwkv7": (*scheme("rwkv7", "middle"), "decay-onset", "anchor"),
+    "padding: gsa": (*schemed("gsa", lambda T: products(T, "chunk", chunk=64)), "tails", "padding"),
+    "padding: rwkv6": (*schemed("rwkv6", lambda T: products(T, "blocks", chunk=64)), "tails", "padding"),
+    "masking: where": (*scheme("rwkv6", "pairwise", chunk=32, mask="where"), "decay-onset", "masking"),
+    "masking: multiply": (*scheme("gsa", "pairwise", chunk=32, mask="multiply"), "decay-onset", "anchor"),
+    "masking: none": (*scheme("rwkv6", "pairwise", chunk=32, mask="none"), "suffix", None),
+    "decay gradient: running sums": (*scheme("rwkv6", "pairwise", chunk=16), "decay-accuracy", "decay_gradient"),
     "decay gradient: bfloat16": ("rwkv6", tampered("rwkv6", grads=_summed), "16-bit", "decay_gradient"),
-    "clamping": (
-        "gsa",
-        schemed("gsa", lambda T: functools.partial(Clamped, scheme="block-start", chunk=64)),
-        "decay-accuracy",
-        "clamping",
-    ),
+    "clamping": (*scheme("gsa", "block-start", products=Clamped), "decay-accuracy", "clamping"),
     "wrong head's anchor": (
-        "gsa",
-        schemed("gsa", lambda T: functools.partial(WrongHead, scheme="middle", chunk=16), 16),
+        *scheme("gsa", "middle", chunk=16, products=WrongHead),
         "anchor-shift",
         "wrong_head_anchor",
     ),
-    "future anchor": ("rwkv6", scheme("rwkv6", "middle", chunk=16), "suffix", "future_anchor"),
-    "nan guard": (
-        "gsa",
-        schemed("gsa", lambda T: functools.partial(Guarded, scheme="pairwise", chunk=16), 16),
-        "zero-decay",
-        "nan_guard",
-    ),
-    "inverse by powers": (
-        "rwkv7",
-        schemed("rwkv7", lambda T: functools.partial(Products, scheme="pairwise", chunk=32), 32, ByPowers),
-        "repeated-tokens",
-        "inverse",
-    ),
+    "future anchor": (*scheme("rwkv6", "middle", chunk=16), "suffix", "future_anchor"),
+    "nan guard": (*scheme("gsa", "pairwise", chunk=16, products=Guarded), "zero-decay", "nan_guard"),
+    "inverse by powers": (*scheme("rwkv7", "pairwise", chunk=32, of=ByPowers), "repeated-tokens", "inverse"),
     "backstepping, rwkv6": ("rwkv6", backstepped("rwkv6"), "decay-onset", "backstepping"),
     "backstepping, rwkv7": ("rwkv7", backstepped("rwkv7"), "decay-onset", "backstepping"),
     "transposed mask, 32 x 32": ("rwkv6", _transposed(32, 32), "rectangles", "transposed_mask"),
     "transposed mask, 16 x 64": ("rwkv6", _transposed(16, 64), "initial-state", "transposed_mask"),
     **{
-        f"final state without gradient, {op}": (
-            op,
-            _ignoring(of.forms["chunk"]),
-            "final-state",
-            "final_state_gradient",
-        )
+        f"final state without gradient, {op}": (op, _ignoring(of.forms["chunk"]), "final-state", "final_state_gradient")
         for op, of in OPERATORS.items()
     },
     "strides, rwkv6": ("rwkv6", blind(chunk_rwkv6, ("r", "k", "v", "w")), "strides", "strides"),

@@ -21,15 +21,9 @@ from flakit.numerics.operators import OPERATORS
 from tests.instruments import kernels
 from tests.instruments.kernels import RIGHT, WRONG
 from tests.instruments.planted import PLANTED
+from tests.passing import passing, tf32
 
-OURS = (
-    "chunk_rwkv6",
-    "fused_recurrent_rwkv6",
-    "chunk_rwkv7",
-    "fused_recurrent_rwkv7",
-    "chunk_gsa",
-    "fused_recurrent_gsa",
-)
+OURS = [form.__name__ for op in OPERATORS.values() for form in op.forms.values()]
 
 
 def one_quick(names, quick):
@@ -109,21 +103,9 @@ def test_planted_faults_are_found_by_their_probe(name):
         assert found[probe].case == case, (found[probe].case, found[probe].law)
 
 
-class TensorFloat32(torch.autograd.Function):
-    """Ten bits of mantissa and the range of float32, for numbers and for what comes back for them."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-
-    @staticmethod
-    def backward(ctx, dx):
-        return TensorFloat32.forward(ctx, dx)
-
-
 def coarse(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
     """Right, with the ten mantissa bits of TensorFloat-32 in its operands, and gradients too."""
-    r, k, v = (TensorFloat32.apply(x.float()) for x in (r, k, v))
+    r, k, v = (passing(x.float(), tf32, tf32) for x in (r, k, v))
     return kernels.naive(r, k, v, w, u, scale, initial_state, output_final_state)
 
 
@@ -324,17 +306,11 @@ def test_a_wrong_result_that_does_not_come_again_says_so():
 
 
 def test_a_backward_that_always_crashes_is_a_failure():
-    class Crashes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, o):
-            return o.clone()
-
-        @staticmethod
-        def backward(ctx, do):
-            raise IndexError("saved tensors")
+    def crash(do):
+        raise IndexError("saved tensors")
 
     def kernel(r, k, v, w, u, scale=None):
-        return Crashes.apply(kernels.only_o(r, k, v, w, u, scale))
+        return passing(kernels.only_o(r, k, v, w, u, scale), back=crash)
 
     found = flakit.audit(kernel, "rwkv6", only=["truth", "gradients", "tails"], shrink=False)
     assert [v.probe.name for v in found.failed] == ["truth", "gradients"], found

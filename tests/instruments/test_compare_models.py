@@ -10,17 +10,13 @@ from torch import nn
 import flakit
 from flakit.models import LanguageModel
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6
+from tests.models.awake import awake
 
 VOCAB, T = 11, 21
 
 
 def model(mixer="rwkv6", **how):
-    made = LanguageModel(VOCAB, dim=16, layers=2, mixer=mixer, head_size=8, **how)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():  # the published initialisation silences every layer
-        for p in made.parameters():
-            p.add_(0.1 * torch.randn(p.shape, generator=generator))
-    return made
+    return awake(LanguageModel(VOCAB, dim=16, layers=2, mixer=mixer, head_size=8, **how))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 
 import flakit
 from flakit.figures.phase import phase
-from flakit.instruments.digits import ROUNDING
+from flakit.instruments.digits import Kind
 from flakit.instruments.testing import audited
 from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.family import FAMILY
@@ -209,7 +209,9 @@ def names_lost_digits(op):
         short = {"v": x["v"].to(torch.bfloat16).float()}
         kept = naive(op)(**x | short, **constants(op))
     assert kept[0].isfinite().all()  # what nobody holds when the trace ends is no result
-    assert t.digits.first.place.expression == 'x["v"].to(torch.bfloat16)' and t.digits.first.blamed.kind == ROUNDING
+    assert (
+        t.digits.first.place.expression == 'x["v"].to(torch.bfloat16)' and t.digits.first.blamed.kind == Kind.ROUNDING
+    )
 
 
 def compares_in_a_panel(op):

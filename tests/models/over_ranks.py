@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flakit.models import LanguageModel, loss, sum_gradients
 from flakit.models.language_model import IGNORED
+from tests.models.awake import awake
 
 VOCAB, B, T = 11, 2, 24
 MIXERS = "rwkv6", "rwkv7", "gsa"
@@ -40,9 +41,7 @@ def made(call: Call, mixer: str):
     generator = torch.Generator().manual_seed(3)
     gated = mixer == "rwkv6"
     model = LanguageModel(VOCAB, dim=16, layers=2, mixer=mixer, head_size=8, gated=gated).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    awake(model, generator=generator)
     rows = B if call.offsets is None else 1
     tokens = torch.randint(VOCAB, (rows, T), generator=generator)
     targets = torch.randint(VOCAB, (rows, T), generator=generator)

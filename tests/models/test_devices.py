@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from flakit.models import MIXERS, LanguageModel, train
 from flakit.models.corpus import Corpus
 from flakit.numerics.errors import relative_l2
+from tests.models.awake import awake
+from tests.passing import passing, tf32
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB, SPREAD, DRAWS = 64, 0.05, 8
@@ -30,11 +32,7 @@ def made(mixer, device="cpu", dtype=torch.float32):
     """A model in which no layer is silent, as the published weights make every layer in the beginning."""
     options = {"slots": 32} if mixer == "gsa" else {}
     model = LanguageModel(VOCAB, dim=64, layers=2, mixer=mixer, head_size=32, **options)
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += SPREAD * torch.randn(p.shape, generator=draw)
-    return model.to(device, dtype)
+    return awake(model, SPREAD, generator=1).to(device, dtype)
 
 
 def computed(model, autocast=None):
@@ -47,19 +45,6 @@ def computed(model, autocast=None):
     assert all(p.grad.dtype == p.dtype for p in model.parameters())
     found = {"logits": logits} | {name: p.grad for name, p in model.named_parameters()}
     return {name: x.detach().double().cpu() for name, x in found.items()}
-
-
-class Pass(torch.autograd.Function):
-    """change(x), and in the backward pass change_back(gradient)."""
-
-    @staticmethod
-    def forward(ctx, x, change, change_back):
-        ctx.change_back = change_back
-        return change(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.change_back(grad), None, None
 
 
 def moved(x, draw):
@@ -86,7 +71,7 @@ def condition(mixer):
         model, draw = made(mixer, dtype=torch.float64), torch.Generator().manual_seed(seed)
 
         def move(x, draw=draw):
-            return Pass.apply(x, lambda y: moved(y, draw), lambda y: moved(y, draw))
+            return passing(x, lambda y: moved(y, draw), lambda y: moved(y, draw))
 
         with torch.no_grad():
             for p in model.parameters():
@@ -133,20 +118,16 @@ def largest(mixer, dtype, **how):
     return max(conditions(mixer, model, dtype).values())
 
 
-def tf32(x):
-    return (x.contiguous().view(torch.int32) + 2**12 & -(2**13)).view(torch.float32)
-
-
 ARGUMENTS = {"rwkv7": 6, "rwkv6": 5, "gsa": 5}
 
 
 @pytest.mark.parametrize("mixer", ARGUMENTS)
 def test_planted_errors_are_noticed(mixer):
     def scaled(x, by):
-        return Pass.apply(x, torch.clone, lambda grad: by * grad)
+        return passing(x, back=lambda grad: by * grad)
 
     def in_tf32(x):
-        return Pass.apply(x, tf32, tf32)
+        return passing(x, tf32, tf32)
 
     allowed = BUDGET[torch.bfloat16]
     assert largest(mixer, torch.bfloat16, entering=torch.clone) < allowed

@@ -13,6 +13,7 @@ from flakit.models.language_model import INITIALISATIONS
 from flakit.models.stream import WHOLE
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6
 from flakit.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
+from tests.models.awake import awake
 
 VOCAB = 11
 
@@ -33,15 +34,6 @@ def tokens(B=2, T=21, seed=0):
 
 def small(mixer="rwkv7", **options):
     return LanguageModel(VOCAB, dim=16, layers=2, mixer=mixer, **{"head_size": 8} | options)
-
-
-def awake(model):
-    """The published initialisation silences every layer: give the silent matrices something to say."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn(p.shape, generator=generator))
-    return model
 
 
 def test_logits_have_the_shape_of_the_tokens(mixer, initialisation):

@@ -9,6 +9,7 @@ import flakit
 from flakit.models import MIXERS, LanguageModel, WatchWarning, generate, generation, pad
 from flakit.models.generation import draw
 from flakit.ops.rwkv7 import fused_recurrent_rwkv7
+from tests.models.awake import awake
 
 VOCAB = 11
 LINEAR = [name for name in MIXERS if name != "attention"]
@@ -22,15 +23,11 @@ def mixer(request):
     return request.param
 
 
-def awake(mixer, dtype=torch.float64, **options):
+def small(mixer, dtype=torch.float64, **options):
     """A model in which no layer is silent; three layers and a bias of decays that forget within some tokens."""
     options = {"layers": 3} | ({"slots": 5} if mixer == "gsa" else {}) | options
     model = LanguageModel(VOCAB, dim=24, mixer=mixer, head_size=12, **options).to(dtype)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.2 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-    return model
+    return awake(model, 0.2, dtype=torch.float64)
 
 
 def tokens(B=3, T=37, seed=0):
@@ -79,7 +76,7 @@ MASKS = {
 @DTYPES
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_masked_row_is_its_tokens_alone(mixer, kind, dtype):
-    model, seen = awake(mixer, dtype), tokens()
+    model, seen = small(mixer, dtype), tokens()
     mask = MASKS[kind](seen.shape[1])
     padded = seen.masked_fill(~mask, -100)  # what stands in padding is not read
     compare(
@@ -88,7 +85,7 @@ def test_a_masked_row_is_its_tokens_alone(mixer, kind, dtype):
 
 
 def test_padding_moved_logits_before_there_was_a_mask(mixer):
-    model, seen = awake(mixer), tokens()
+    model, seen = small(mixer), tokens()
     padded = torch.cat((seen.new_zeros(3, 3), seen), 1)
     assert (model(padded)[:, 3:] - model(seen)).abs().max() > 0.1
     mask = torch.cat((torch.zeros(3, 3, dtype=torch.int64), torch.ones_like(seen)), 1)
@@ -97,7 +94,7 @@ def test_padding_moved_logits_before_there_was_a_mask(mixer):
 
 @DTYPES
 def test_packed_sequences_are_each_alone(mixer, dtype):
-    model, (seen,) = awake(mixer, dtype), tokens(B=1)
+    model, (seen,) = small(mixer, dtype), tokens(B=1)
     offsets = [0, 1, 1, 14, 33]  # of one token, of none, and rows behind the last
     found = model(seen[None], cu_seqlens=torch.tensor(offsets))[0, : offsets[-1]]
     rows = [seen[i:j] for i, j in zip(offsets, offsets[1:], strict=False) if j > i]
@@ -107,7 +104,7 @@ def test_packed_sequences_are_each_alone(mixer, dtype):
 @DTYPES
 def test_a_call_goes_on_where_another_stopped(mixer, dtype):
     """In parts of 16, 1, 19 and 1 tokens, with the gradient through all of them."""
-    model, seen = awake(mixer, dtype), tokens()
+    model, seen = small(mixer, dtype), tokens()
     parts, state = [], None
     for part in seen.split([16, 1, 19, 1], 1):
         made, state = model(part, initial_state=state, output_final_state=True)
@@ -121,7 +118,7 @@ def test_a_call_goes_on_where_another_stopped(mixer, dtype):
 
 @pytest.mark.parametrize("mixer", LINEAR)
 def test_masked_and_packed_calls_leave_and_take_states(mixer):
-    model, seen = awake(mixer), tokens()
+    model, seen = small(mixer), tokens()
     mask = MASKS["left"](37)
     mask[1] = False  # nothing new: its state goes through
     _, before = model(tokens(seed=3), output_final_state=True)
@@ -145,7 +142,7 @@ def test_masked_and_packed_calls_leave_and_take_states(mixer):
 
 
 def test_attention_leaves_a_state_after_padding_too():
-    model, seen, mask = awake("attention"), tokens(), MASKS["anywhere"](37)
+    model, seen, mask = small("attention"), tokens(), MASKS["anywhere"](37)
     later = tokens(T=5, seed=4)
     _, state = model(seen, mask=mask, output_final_state=True)
     rows = [torch.cat((s[m], x)) for s, m, x in zip(seen, mask, later, strict=True)]
@@ -155,7 +152,7 @@ def test_attention_leaves_a_state_after_padding_too():
 
 def test_everything_that_a_later_token_sees_is_in_the_state(mixer):
     """Each piece of it, changed, changes the next logits."""
-    model, seen = awake(mixer), tokens()
+    model, seen = small(mixer), tokens()
     _, state = model(seen[:, :-1], output_final_state=True)
     expected = model(seen[:, -1:], initial_state=state)
     for name, x in state.items():
@@ -165,16 +162,16 @@ def test_everything_that_a_later_token_sees_is_in_the_state(mixer):
 
 @pytest.mark.parametrize("mixer", LINEAR)
 def test_the_state_does_not_grow(mixer):
-    model = awake(mixer)
+    model = small(mixer)
     (_, short), (_, long) = (model(tokens(T=T), output_final_state=True) for T in (1, 37))
     assert {name: x.shape for name, x in short.items()} == {name: x.shape for name, x in long.items()}
 
 
 def test_bfloat16_and_autocast_go_on_too(mixer):
-    model, seen = awake(mixer, torch.bfloat16), tokens()
+    model, seen = small(mixer, torch.bfloat16), tokens()
     _, state = model(seen[:, :20], output_final_state=True)
     assert (model(seen[:, 20:], initial_state=state) - model(seen)[:, 20:]).abs().max() < 0.2
-    model = awake(mixer, torch.float32)
+    model = small(mixer, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         _, state = model(seen[:, :20], output_final_state=True)
         found = model(seen[:, 20:], initial_state=state, mask=torch.ones_like(seen[:, 20:]))
@@ -186,7 +183,7 @@ def test_one_token_goes_through_the_recurrent_form(mixer):
         pytest.skip("has no operator")
     from flakit.models import stream
 
-    model, called = awake(mixer), []
+    model, called = small(mixer), []
     chunk = model.blocks[0].time.operator
     recurrent = stream.RECURRENT[chunk]
     stream.RECURRENT[chunk] = lambda *x, **how: called.append(x[0].shape[1]) or recurrent(*x, **how)
@@ -199,7 +196,7 @@ def test_one_token_goes_through_the_recurrent_form(mixer):
 
 @pytest.mark.full
 def test_a_masked_model_compiles_whole():
-    model, seen, mask = awake("rwkv7", torch.float32, layers=2), tokens(), MASKS["left"](37)
+    model, seen, mask = small("rwkv7", torch.float32, layers=2), tokens(), MASKS["left"](37)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     found, state = compiled(seen, mask=mask, output_final_state=True)
     expected, _ = model(seen, mask=mask, output_final_state=True)
@@ -218,7 +215,7 @@ def naive(model, row, steps):
 
 
 def test_a_padded_batch_says_what_each_row_says_alone(mixer):
-    model = awake(mixer)
+    model = small(mixer)
     rows = [row[:n] for row, n in zip(tokens(), (1, 20, 37), strict=True)]
     seen, mask = pad(rows)
     assert seen.shape == mask.shape == (3, 37) and mask.sum(1).tolist() == [1, 20, 37]
@@ -237,7 +234,7 @@ def shares(logits, temperature=1.0, top_k=None, top_p=None, draws=4000):
 
 
 def test_tokens_are_drawn_as_often_as_their_probability_says():
-    logits = awake("rwkv6")(tokens(B=1, T=5))[0, -1].detach()
+    logits = small("rwkv6")(tokens(B=1, T=5))[0, -1].detach()
     p = (logits / 0.7).softmax(-1)
     error = 4 * (0.25 / 4000) ** 0.5  # four standard deviations, at most
     assert (shares(logits, 0.7) - p).abs().max() < error
@@ -256,7 +253,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says():
 
 
 def test_a_seed_decides_and_leaves_the_global_random_state():
-    model, seen = awake("rwkv7"), tokens(T=5)
+    model, seen = small("rwkv7"), tokens(T=5)
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -267,7 +264,7 @@ def test_a_seed_decides_and_leaves_the_global_random_state():
 
 
 def test_a_row_ends_at_eos():
-    model, seen = awake("gsa"), tokens()
+    model, seen = small("gsa"), tokens()
     free = generate(model, seen, 30, seed=0)
     eos = free[0, 4].item()
     found = generate(model, seen, 30, seed=0, eos=eos)
@@ -280,14 +277,14 @@ def test_a_row_ends_at_eos():
 
 
 def test_generate_leaves_the_model_as_it_was():
-    model = awake("rwkv7").train()
+    model = small("rwkv7").train()
     found = generate(model, tokens(), 3)
     assert model.training and not found.requires_grad and found.dtype == torch.int64
     assert generate(model, tokens(), 0).shape == (3, 0)
 
 
 def test_generate_goes_on_from_a_state():
-    model, seen = awake("rwkv6"), tokens()
+    model, seen = small("rwkv6"), tokens()
     _, state = model(seen[:, :30], output_final_state=True)
     found = generate(model, seen[:, 30:], 8, temperature=0, initial_state=state)
     assert torch.equal(found, generate(model, seen, 8, temperature=0))
@@ -296,7 +293,7 @@ def test_generate_goes_on_from_a_state():
 @pytest.mark.gpu
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_gpu_says_what_a_cpu_says(mixer):
-    model = awake(mixer, torch.float32)
+    model = small(mixer, torch.float32)
     seen, mask = pad([row[:n] for row, n in zip(tokens(), (1, 20, 37), strict=True)])
     expected, state = model(seen, mask=mask, output_final_state=True)
     found, left = model.cuda()(seen.cuda(), mask=mask.cuda(), output_final_state=True)
@@ -309,9 +306,9 @@ def test_a_gpu_says_what_a_cpu_says(mixer):
 
 def test_a_step_that_somebody_follows_is_no_graph():
     """On a GPU a graph would be replayed past them."""
-    model, repeats = awake("rwkv6"), generation._is_repeatable
+    model, repeats = small("rwkv6"), generation._is_repeatable
     assert repeats(model)
-    assert not repeats(awake("attention"))
+    assert not repeats(small("attention"))
     with flakit.trace():
         assert not repeats(model)
     with pytest.warns(WatchWarning, match="nothing was measured"), flakit.watch(model):
@@ -320,7 +317,7 @@ def test_a_step_that_somebody_follows_is_no_graph():
         assert not repeats(model)
     model.blocks[2].time.operator = lambda *given, **named: flakit.chunk_rwkv6(*given, **named)
     assert not repeats(model)
-    model = awake("gsa")
+    model = small("gsa")
     assert repeats(model)
     model.blocks[0].compile(backend="eager")
     assert not repeats(model)
@@ -330,7 +327,7 @@ def test_a_step_that_somebody_follows_is_no_graph():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mixer", ["rwkv6", "rwkv7", "gsa"])
 def test_a_graph_says_what_kernels_launched_one_by_one_say(mixer, dtype, monkeypatch, record_property):
-    model, seen = awake(mixer, dtype).cuda(), tokens().cuda()
+    model, seen = small(mixer, dtype).cuda(), tokens().cuda()
     captured, said, seconds = [], {}, {}
     graph = generation._Captured
     monkeypatch.setattr(generation, "_Captured", lambda *given: captured.append(given) or graph(*given))
@@ -400,7 +397,7 @@ STATE = "blocks.0.time.state"
     ],
 )
 def test_wrong_arguments_are_named(how, error, says):
-    model = awake("rwkv7")
+    model = small("rwkv7")
     if how.get("initial_state") not in (None, {}, 1):
         how = {"initial_state": model(tokens(), output_final_state=True)[1] | how["initial_state"]}
     with pytest.raises(error) as raised:
@@ -411,9 +408,9 @@ def test_wrong_arguments_are_named(how, error, says):
 def test_wrong_offsets_are_named_even_where_no_operator_sees_them():
     for mixer in ("attention", "gsa"):
         with pytest.raises(ValueError, match="cu_seqlens: expected offsets up to T = 37 at most, got 38"):
-            awake(mixer)(tokens(B=1), cu_seqlens=torch.tensor([0, 38]))
+            small(mixer)(tokens(B=1), cu_seqlens=torch.tensor([0, 38]))
     with pytest.raises(ValueError, match="cu_seqlens: expected None where a state comes in or goes out with mixer 'at"):
-        awake("attention")(tokens(B=1), cu_seqlens=torch.tensor([0, 37]), output_final_state=True)
+        small("attention")(tokens(B=1), cu_seqlens=torch.tensor([0, 37]), output_final_state=True)
 
 
 @pytest.mark.parametrize(
@@ -439,12 +436,12 @@ def test_wrong_offsets_are_named_even_where_no_operator_sees_them():
 )
 def test_generate_names_what_is_wrong(how, error, says):
     with pytest.raises(error) as raised:
-        generate(awake("rwkv7"), tokens(), **{"max_new_tokens": 1} | how)
+        generate(small("rwkv7"), tokens(), **{"max_new_tokens": 1} | how)
     assert str(raised.value) == says
 
 
 def test_lost_weights_are_no_text():
-    model = awake("gsa")
+    model = small("gsa")
     model.head.weight.data[3] = torch.nan
     with pytest.raises(ValueError, match="model: expected logits to draw from, got NaN in row 0"):
         generate(model, tokens(), 3)
@@ -465,6 +462,6 @@ def test_pad_names_what_is_wrong(rows, error, says):
 
 
 def test_a_recurrent_operator_of_ones_own_takes_states_too():
-    model = awake("rwkv7", operator=fused_recurrent_rwkv7)
+    model = small("rwkv7", operator=fused_recurrent_rwkv7)
     _, state = model(tokens(), output_final_state=True)
-    same(state[STATE], awake("rwkv7")(tokens(), output_final_state=True)[1][STATE], torch.float64)
+    same(state[STATE], small("rwkv7")(tokens(), output_final_state=True)[1][STATE], torch.float64)
