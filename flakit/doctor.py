@@ -19,6 +19,7 @@ import torch
 from packaging.version import Version
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.jupyter import JupyterMixin
+from rich.markup import escape
 from rich.table import Table
 
 from .numerics import carried
@@ -107,9 +108,9 @@ class Diagnosis(JupyterMixin):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         findings = Table(box=None, pad_edge=False, show_header=False)
         for x in self.findings:
-            findings.add_row(_badge(x.level), x.topic, _literal(x.says))
+            findings.add_row(_badge(x.level), x.topic, escape(x.says))
             if x.cure:
-                findings.add_row("", "", f"[bold]-> {_literal(x.cure)}[/]")
+                findings.add_row("", "", f"[bold]-> {escape(x.cure)}[/]")
         yield findings
         checks = Table(
             box=None, pad_edge=False, title="\nOperators, forward and backward, against float64", title_justify="left"
@@ -117,7 +118,7 @@ class Diagnosis(JupyterMixin):
         for heading in ("", "operator", "form", "inputs", "backend", "largest error (relative L2)", "time"):
             checks.add_column(heading, justify="right" if heading == "time" else "left")
         for x in self.checks:
-            error = _literal(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
+            error = escape(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
             time = f"{1000 * x.seconds:.0f} ms"
             form = x.form if x.channels is None else f"{x.form}, heads of {x.channels}"
             checks.add_row(_badge(x.level), OPERATORS[x.operator].label, form, x.dtype, x.backend, error, time)
@@ -140,10 +141,6 @@ class Diagnosis(JupyterMixin):
 
 def _badge(level: str) -> str:
     return f"[{STYLES[level]}]{level}[/]"
-
-
-def _literal(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def examine() -> Diagnosis:

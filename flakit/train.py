@@ -477,14 +477,10 @@ def _versions(device: torch.device) -> dict:
 
 
 def _corpus(s: Settings) -> Corpus:
-    if s.data is None:
-        corpus = standard_library()
-    elif not s.data.is_file():
-        raise ValueError(f"data: expected a file, {s.data} is none")
-    elif not s.data.stat().st_size:
-        raise ValueError(f"data: expected a file with text in it, {s.data} is empty")
-    else:
-        corpus = text(s.data)
+    try:
+        corpus = standard_library() if s.data is None else text(s.data)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(str(error).replace("path:", "data:", 1)) from None
     if s.T >= len(corpus.text):
         raise ValueError(f"T: expected fewer tokens than the {len(corpus.text)} bytes of the text, got {s.T}")
     return corpus

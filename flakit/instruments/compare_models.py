@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import torch
@@ -119,8 +120,6 @@ class Comparison:
         return f"{self.words}\n{self.table}"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<p>{escape(self.words)}</p>{self.table._repr_html_()}"
 
 

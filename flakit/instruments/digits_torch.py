@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .digits import UNIT, Digits, Kind, Output, budget
 from .digits_shadow import Births, Ledger, Shadow, anywhere, distance, nobody, product, relative, running, size, summed
@@ -216,16 +216,20 @@ class TorchDigits:
             return RANDOM
         return ""
 
-    def _again(self, func, args, kwargs, results) -> tuple[list | None, str]:
-        """Run the same operation on the shadows."""
+    def _on_shadows(self, args, kwargs) -> tuple[tuple, dict]:
+        """The arguments with shadows in the place of tensors, and float64 in that of other dtypes."""
 
         def shadow(x):
             if isinstance(x, Tensor):
                 return self.memory.of(x).of(x) if _followed(x) else x
             return torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x
 
-        leaves, spec = tree_flatten((args, kwargs))
-        again, named = tree_unflatten([shadow(x) for x in leaves], spec)
+        return tree_map(shadow, (args, kwargs))
+
+    def _again(self, func, args, kwargs, results) -> tuple[list | None, str]:
+        """Run the same operation on the shadows."""
+
+        again, named = self._on_shadows(args, kwargs)
         if func.overloadpacket.__name__ in ("_softmax", "_log_softmax"):
             again = (*again[:2], False)
         try:
@@ -328,11 +332,7 @@ class TorchDigits:
         if all(self.memory.of(x).place is None for x in operands):
             return  # nothing computed went in
         one = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-
-        def shadow(x):
-            return self.memory.of(x).of(x) if isinstance(x, Tensor) and _followed(x) else x
-
-        again, named = tree_map(shadow, (args, kwargs))
+        again, named = self._on_shadows(args, kwargs)
         try:
             exact = [x for x in tree_leaves(func(*again, **named)) if isinstance(x, Tensor)]
         except (RuntimeError, NotImplementedError, TypeError) as error:

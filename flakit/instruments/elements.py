@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from .finding import Finding
@@ -54,12 +55,11 @@ def elements(verdict: "Verdict", op: "Operator") -> Elements | None:
     columns = "T" if "T" in axes else axes[-1]
     rows = next((axis for axis in reversed(axes) if axis != columns and axis not in ("B", "N")), "")
     others = [axis for axis in axes if axis not in (rows, columns)]
-    order = [axes.index(axis) for axis in (*others, *([rows] if rows else []), columns)]
-    shape = [true.shape[n] for n in order]
-    shape = [*shape[: len(others)], *([1] if not rows else []), *shape[len(others) :]]
-    got, true, off, wrong = (x.permute(order).reshape(-1, *shape[-2:]) for x in (got, true, off, wrong))
+    sizes = [true.shape[axes.index(axis)] for axis in others]
+    matrices = f"{' '.join(axes)} -> ({' '.join(others)}) {rows or 1} {columns}"
+    got, true, off, wrong = (rearrange(x, matrices) for x in (got, true, off, wrong))
     most = int(wrong.sum((1, 2)).argmax())
-    places = np.unravel_index(most, shape[: len(others)]) if others else ()
+    places = np.unravel_index(most, sizes) if others else ()
     rms = true.square().mean().sqrt()
     where = {axis: int(n) for axis, n in zip(others, places, strict=True)}
     one = [x[most].numpy() for x in (got, true, off / rms if rms else off, wrong)]

@@ -112,7 +112,8 @@ class TorchWatch(TorchDispatchMode):
             for y, was in zip(operands, before if before else [None] * len(operands), strict=True):
                 sites = self.memory.get(_storage(y), ())
                 if sites and (was if was is not None else _bad(y)):
-                    self._dropped(sites[-1], name, y if was is None else None)
+                    lanes = sites[-1].first.bad if was is not None else int((~y.isfinite()).sum())
+                    sites[-1].masked[self._place()[1], name] += lanes
             if x.numel() * x.element_size() >= x.untyped_storage().nbytes():
                 self.memory.pop(storage, None)
             return
@@ -135,7 +136,8 @@ class TorchWatch(TorchDispatchMode):
         parents = list(known)
         for y in wrong:
             if not self.memory.get(_storage(y)) and _worse(y) and y is not written:
-                parents.append(self._given(y))
+                parents.append(self._found("given", How.GIVEN, y, []))
+                self.memory[_storage(y)] = parents[-1:]
         if not wrong and not operands:
             if not _worse(x):
                 return
@@ -153,15 +155,6 @@ class TorchWatch(TorchDispatchMode):
         here = [] if whole else self.memory.get(storage, [])
         self.memory[storage] = [*[s for s in here if s is not site], site]
 
-    def _given(self, y: Tensor) -> Site:
-        site = self._found("given", How.GIVEN, y, [])
-        self.memory[_storage(y)] = [site]
-        return site
-
-    def _dropped(self, site: Site, name: str, y: Tensor | None) -> None:
-        lanes = site.first.bad if y is None else int((~y.isfinite()).sum())
-        site.masked[self._place()[1], name] += lanes
-
     # --- keeping ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[tuple, Place]:
@@ -169,11 +162,11 @@ class TorchWatch(TorchDispatchMode):
         frame = outside(sys._getframe(1), _FOLDERS)
         inside = frame is not None and node is not None and _called_by_autograd(frame)
         if node is not None and not inside:
-            file, line, text = _forward_line(node)
+            file, line = _forward_line(node)
             if file:
                 forward = (file, line, node.name())
                 if forward not in self._places:
-                    self._places[forward] = Place(file, line, text, backward=node.name())
+                    self._places[forward] = Place(file, line, backward=node.name())
                 return forward, self._places[forward]
         if frame is None:
             return ("",), Place("", 0)
@@ -241,16 +234,16 @@ def _called_by_autograd(frame) -> bool:
     return False
 
 
-_FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
+_FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n')
 
 
-def _forward_line(node) -> tuple[str, int, str]:
-    """The file, line and text of the forward pass that created an autograd node; "" if unknown."""
+def _forward_line(node) -> tuple[str, int]:
+    """The file and line of the forward pass that created an autograd node; "" if unknown."""
     for entry in reversed(node.metadata.get("traceback_", ())):
         match = _FILE.search(entry)
         if match and not match[1].startswith(_FOLDERS):
-            return match[1], int(match[2]), ""
-    return "", 0, ""
+            return match[1], int(match[2])
+    return "", 0
 
 
 def _tile(x: Tensor, nan: int, inf: int, operands: list[Tensor], operation: str, place: Place) -> Tile:

@@ -102,7 +102,6 @@ class InterpreterWatch:
         self._kernel, self._silent = "", 0
         self._block_base: tuple[_Argument, ...] = ()
         self._sites: dict = {}
-        self._rooms: dict = {}
         self._places: dict = {}
         self._accesses: dict = {}
         self._replaced: list[tuple[object, str, object]] = []
@@ -357,10 +356,7 @@ class InterpreterWatch:
         if all(np.isfinite(v).all() for v in values):
             return How.BORN
         if operation not in _ACROSS and all(v.shape == bad.shape for v in values):
-            fine = np.isfinite(values[0])
-            for v in values[1:]:
-                fine = fine & np.isfinite(v)
-            if (bad & fine).any():
+            if (bad & np.all([np.isfinite(v) for v in values], axis=0)).any():
                 return How.BORN
         if nans.any() and not any(np.isnan(v).any() for v in values):
             return How.BECAME_NAN
@@ -584,17 +580,13 @@ class InterpreterWatch:
         x = self._values(handle)
         if x is None or not x.size:
             return
-        largest = x.max()
-        if largest != largest:
-            finite = x[~np.isnan(x)]
-            if not finite.size:
-                return
-            largest = finite.max()
-        key, place = self._place()
-        known = self._rooms.get(key)
-        if known is not None and largest <= known:
+        if np.isnan(x).all():
             return
-        self._rooms[key] = largest
+        largest = np.nanmax(x)
+        key, place = self._place()
+        known = self.trace._headroom.get(key)
+        if known is not None and largest <= known.largest:
+            return
         top = float(np.finfo(x.dtype).max) if x is handle.data else 3.3895314e38
         room = math.log(top) - float(largest) * ln_base
         index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))

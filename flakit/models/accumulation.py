@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .language_model import IGNORED
+from .layers import whole
 
 Gradients = Iterable[Tensor | None] | float
 """The gradient of every parameter in a fixed order, None for a parameter without one; or only their norm, a number."""
@@ -208,9 +209,7 @@ def check_initial_loss(loss: float | Tensor, vocab: int, *, tolerance: float = 0
     loss: the mean over the targets, in nats, as the loop reports it at its first step. tolerance: relative.
     Raises AssertionError with the expected loss, and with the factor if it is close to a whole number.
     """
-    if not isinstance(vocab, int) or vocab < 2:
-        raise ValueError(f"vocab: expected a whole number of at least 2, got {vocab!r}")
-    factor = float(loss) / math.log(vocab)
+    factor = float(loss) / math.log(whole("vocab", vocab, 2))
     if abs(factor - 1) <= tolerance:
         return factor
     message = f"initial loss {float(loss):.4g}: expected about ln({vocab}) = {math.log(vocab):.4g}"

@@ -520,12 +520,11 @@ def _from_reference(spec: str, modified: int) -> Operator:
     file = Path(inspect.getsourcefile(inspect.unwrap(forward)) or "")
     called = getattr(forward, "__name__", "reference")
     description, where = _description(forward, file, called)
-    known = inspect.signature(describe).parameters
+    known = [name for name in inspect.signature(describe).parameters if name not in ("forward", "kernels")]
     fields = dict(description)
     for key in fields:
-        if key not in known or key in ("forward", "kernels"):
-            allowed = ", ".join(name for name in known if name not in ("forward", "kernels"))
-            raise ValueError(f"reference: expected keys among {allowed} in {where}, got {key}")
+        if key not in known:
+            raise ValueError(f"reference: expected keys among {', '.join(known)} in {where}, got {key}")
     if "axes" not in fields:
         raise ValueError(f"reference: expected axes in {where}, got none")
     if isinstance(fields.get("data"), str):
