@@ -5,6 +5,7 @@ Each case runs a kernel of `lossy_triton`, interpreted, or PyTorch code. Its lin
 
 import importlib
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,6 +171,17 @@ CASES = {
     "variance, torch": Case("variance by squares", False, "mean of squares less square of the mean in PyTorch",
                             Kind.CANCELLATION, lambda: torch_variance(False), lambda: torch_variance(True)),
 }  # fmt: skip
+
+
+def lines_with(text: str) -> list[int]:
+    """The lines of the kernels that hold a text."""
+    return [i for i, line in enumerate(LOSSY.read_text().splitlines(), 1) if text in line]
+
+
+@contextmanager
+def unwatched(*_):
+    """In the place of `watch_compiled`: nothing is traced beside digits, for which kernels would run rewritten, too."""
+    yield lambda: False
 
 
 def line_of(case: Case) -> int:

@@ -139,20 +139,8 @@ def test_one_line_makes_every_probe_a_test(file, tmp_path):
         'chosen = {"like": "rwkv6", "only": ["truth", "repeat", "packed"]}\n'
         "test_right = audited(only_o, **chosen)\ntest_wrong = audited(wrong, **chosen)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rA",
-        "-p",
-        "no:cacheprovider",
-        "-n0",
-        "--rootdir",
-        tmp_path,
-        suite,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    options = "-m pytest -q -rA -p no:cacheprovider -n0 --rootdir".split()
+    done = subprocess.run([sys.executable, *options, tmp_path, suite], capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "import torch" in done.stdout and "cu_seqlens" in done.stdout
 

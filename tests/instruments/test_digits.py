@@ -16,9 +16,6 @@ from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from tests.instruments.digits_cases import CASES, line_of
 
-KERNELS = {name: case for name, case in CASES.items() if case.kernel}
-PYTORCH = {name: case for name, case in CASES.items() if not case.kernel}
-
 
 def measured(run):
     with flakit.trace(digits=True) as t:
@@ -34,18 +31,10 @@ def named(case):
     return found[0].line.place.line, found[0].line.blamed.kind
 
 
-@pytest.mark.interpret
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_line_of_a_kernel_and_its_word(name):
-    case = KERNELS[name]
-    assert named(case) == (line_of(case), case.kind)
-    digits = measured(case.right)
-    assert digits.accurate and digits.outputs and not digits.unmeasured
-
-
-@pytest.mark.parametrize("name", PYTORCH)
-def test_the_line_of_pytorch_code_and_its_word(name):
-    case = PYTORCH[name]
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, id=name, marks=[pytest.mark.interpret] * x.kernel) for name, x in CASES.items()]
+)
+def test_the_line_and_its_word(case):
     assert named(case) == (line_of(case), case.kind)
     digits = measured(case.right)
     assert digits.accurate and digits.outputs and not digits.unmeasured
@@ -154,7 +143,7 @@ def test_pytorch_code_that_no_shadow_follows_is_not_measured():
 
 
 def test_words_json_and_picture():
-    case = PYTORCH["gate, torch"]
+    case = CASES["gate, torch"]
     with flakit.trace(digits=True) as t:
         kept = case.wrong()
     del kept
@@ -204,7 +193,7 @@ def silent(op, form, backend, T):
 @pytest.mark.interpret
 @pytest.mark.full
 def test_random_rounding_agrees_without_a_shadow():
-    case = KERNELS["running sums"]
+    case = CASES["running sums"]
     rounds = Rounds.of(case.wrong, 3)
     assert rounds.repeatable and rounds.runs == 3
     assert rounds.spreads[0].place.line == line_of(case) and 1e-5 < rounds.at(line_of(case), "subtract") < 1

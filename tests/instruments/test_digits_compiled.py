@@ -2,7 +2,6 @@
 stand-in here, so that no GPU is needed."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.ops.common.dispatch import has_triton, interpreted
 from tests.instruments import digits_cases as cases
+from tests.instruments.digits_cases import lines_with, unwatched
 
 if not has_triton() or interpreted():
     pytest.skip("needs Triton, and a process in which it compiles", allow_module_level=True)
@@ -32,16 +32,11 @@ def measured(run, stand_in=as_written):
     return t
 
 
-def line_of(text):
-    lines = cases.LOSSY.read_text().splitlines()
-    return [i for i, line in enumerate(lines, 1) if text in line]
-
-
 def test_what_compiling_loses_is_named_at_the_line_of_its_store():
     t = measured(lambda: cases.products("ieee"), in_tf32("q", "k"))
     (finding,) = t.digits.findings
     assert finding.compiled and finding.line is None and finding.words.startswith("lost by the compiled kernel, not by")
-    assert finding.store.line in line_of("tl.store(o + i * C + j, b_A)")
+    assert finding.store.line in lines_with("tl.store(o + i * C + j, b_A)")
     (o,) = finding.outputs
     assert o.error > 2**-12 > 2**-19 > o.as_written and o.apart == pytest.approx(o.error, rel=1e-2) and o.lanes == 4096
     assert abs(o.interpreted - o.true) < abs(o.computed - o.true)
@@ -73,10 +68,10 @@ def test_every_line_of_store_is_measured_by_itself():
 
     t = measured(lambda: lossy.everything[(3,)](x, o, count, D=16), miscompiled)
     (finding,) = t.digits.findings
-    assert finding.compiled and finding.store.line in line_of("tl.atomic_add(count")
+    assert finding.compiled and finding.store.line in lines_with("tl.atomic_add(count")
     assert [output.name for output in finding.outputs] == ["count"] and finding.outputs[0].index == (5,)
     (right,) = [output for output in t.digits.outputs if output.name == "o"]
-    assert right.accurate and right.lanes == 256 and right.store.line in line_of("tl.store(o + o_d[:, None]")
+    assert right.accurate and right.lanes == 256 and right.store.line in lines_with("tl.store(o + o_d[:, None]")
 
 
 def test_elements_that_no_line_stores_to_are_named():
@@ -170,12 +165,6 @@ def test_words_json_and_picture():
 
 
 # --- flakit's own -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def unwatched(*_):
-    """Nothing is traced beside digits, for which kernels would run rewritten, too."""
-    yield lambda: False
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -1,6 +1,5 @@
 """Digits on a GPU: what compiled kernels stored, beside the same launches interpreted on the CPU."""
 
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.ops.common.dispatch import has_triton
 from tests.instruments import digits_cases as cases
+from tests.instruments.digits_cases import lines_with, unwatched
 from tests.instruments.test_trace_script import in_a_process
 
 if not has_triton():
@@ -31,16 +31,6 @@ def cuda(x):
     return {name: y.cuda() if isinstance(y, torch.Tensor) else y for name, y in x.items()}
 
 
-@contextmanager
-def unwatched(*_):
-    """Nothing is traced beside digits, for which kernels would be compiled once more, rewritten."""
-    yield lambda: False
-
-
-def line_of(text):
-    return [i for i, line in enumerate(cases.LOSSY.read_text().splitlines(), 1) if text in line]
-
-
 def scores(precision):
     q, k, o = cases.X.cuda(), cases.A.cuda(), torch.empty(T, T, device="cuda")
     lossy.scores[(1,)](q, k, o, C=T, D=D, PRECISION=precision)
@@ -53,7 +43,7 @@ def test_products_in_tf32_are_named_and_those_in_float32_are_not():
     found = t.digits.findings
     assert found, str(t)
     named = {(x.line.place.line, x.line.blamed.kind) if x.line else (x.store.line, Kind.COMPILED) for x in found}
-    dot, store = line_of("# operands in TF32"), line_of("tl.store(o + i * C + j, b_A)")
+    dot, store = lines_with("# operands in TF32"), lines_with("tl.store(o + i * C + j, b_A)")
     assert named <= {(dot[0], Kind.TF32), (store[0], Kind.COMPILED)}, str(t)
     (stored,) = t.digits.outputs
     assert stored.lanes == T * T and 1e-5 < stored.error < 1e-2 and stored.as_written > 1e-5, str(t)
@@ -79,7 +69,7 @@ def test_a_kernel_that_computes_in_tf32_where_float32_is_written_loses_it_by_bei
     comparison.launch(lossy.scores, (q, k, o), {"C": T, "D": D, "PRECISION": "ieee"}, (1,), wrong)
     comparison.say()
     (finding,) = found.digits.findings
-    assert finding.compiled and finding.store.line in line_of("tl.store(o + i * C + j, b_A)"), str(found.digits)
+    assert finding.compiled and finding.store.line in lines_with("tl.store(o + i * C + j, b_A)"), str(found.digits)
     assert finding.outputs[0].as_written < 1e-5 < finding.outputs[0].error, str(found.digits)
 
 

@@ -30,6 +30,14 @@ def line_of(file, text):
     return [i for i, line in enumerate(Path(file).read_text().splitlines(), 1) if text in line]
 
 
+ANCHORED = [
+    (marked("born"), "exp", "born"), (marked("born"), "multiply", "carried"),
+    (marked("turns NaN"), "dot", "became NaN"), (marked("drops some"), "where", "carried"),
+    (marked("stored"), "store", "stored"),
+]  # fmt: skip
+"""What becomes of the infinity in `anchored_at_the_start`: line, operation and how."""
+
+
 @pytest.fixture(scope="module")
 def kernels():
     return pytest.importorskip("tests.instruments.faulty_triton")
@@ -55,12 +63,7 @@ def test_line_tile_and_lane_of_an_overflow_and_what_comes_of_it(kernels):
     assert torch.equal(torch.from_numpy(tile.lanes).nonzero()[:, 0], torch.arange(54, 64))
     (operand,) = tile.operands
     assert (operand.low, operand.high, operand.at) == (0.0, 108.0, 90.0)
-    lines = [(s.place.line, s.how) for s in t.sites]
-    multiplied = marked("born"), "carried"
-    turned = marked("turns NaN"), "became NaN"
-    assert lines == [
-        (marked("born"), "born"), multiplied, turned, (marked("drops some"), "carried"), (marked("stored"), "stored")
-    ]  # fmt: skip
+    assert [(s.place.line, s.operation, s.how) for s in t.sites] == ANCHORED
     assert [s.parents for s in t.sites[1:]] == [[s] for s in t.sites[:-1]]
     assert [s.into for s in site.stores] == ["A"] and "reaches A" in site.fate
     assert site.stores[0].nan == int(A.isnan().sum()) and site.stores[0].inf == int(A.isinf().sum())

@@ -125,18 +125,8 @@ def test_a_script_in_which_nothing_ran_is_not_called_finite(run, script, says):
 
 @pytest.mark.full
 def test_the_tests_of_a_file_are_traced_by_pytest(tmp_path):
-    command = (
-        "flakit.instruments.trace_script",
-        "--module",
-        "--",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "mine.py",
-        "-k",
-        "it",
-    )
-    code, said, errors = in_a_process(tmp_path, *command, script=TESTS, TRITON_INTERPRET="1")
+    command = "flakit.instruments.trace_script --module -- pytest -p no:cacheprovider mine.py -k it"
+    code, said, errors = in_a_process(tmp_path, *command.split(), script=TESTS, TRITON_INTERPRET="1")
     assert code == 1 and "mine.py:6" in said and "1 passed, 1 deselected" in said, said + errors
 
 
