@@ -9,6 +9,7 @@ import torch
 import flakit
 from flakit.figures.phase import phase
 from flakit.instruments.digits import Kind
+from flakit.instruments.subject import Subject
 from flakit.instruments.testing import audited
 from flakit.numerics.evaluate import evaluate, truth
 from flakit.numerics.family import FAMILY
@@ -95,8 +96,6 @@ def test_where_nothing_decays_no_probe_asks_how():
     ],
 )  # fmt: skip
 def test_the_longest_name_in_a_functions_says_which_operator_it_is(name, like):
-    from flakit.instruments.subject import Subject
-
     def kernel(*given):
         return given
 
@@ -104,8 +103,6 @@ def test_the_longest_name_in_a_functions_says_which_operator_it_is(name, like):
 
 
 def test_arguments_that_the_formula_leaves_open_are_given_where_they_are_named():
-    from flakit.instruments.subject import Subject
-
     seen = {}
 
     def kernel(q, k, v, scale=None, normalize=True):

@@ -348,10 +348,8 @@ def test_the_mask_after_exp_is_found_in_the_backward_pass():
     assert found["o"].isfinite().all() and not found["dw"].isfinite().all()
     (line,) = line_of(t.first.place.file, "exponentials = exponents.exp()")
     assert (t.first.place.line, t.first.operation, t.first.how) == (line, "exp", "born")
-    assert (t.first.place.backward, t.first.first.inf) == (
-        "",
-        24,
-    )  # 30, 31 and 32 decays: 3 + 2 + 1 pairs of 4 channels
+    # 30, 31 and 32 decays: 3 + 2 + 1 pairs of 4 channels
+    assert (t.first.place.backward, t.first.first.inf) == ("", 24)
     turned = next(site for site in t.sites if site.how == "became NaN")
     assert turned.place.backward == "ExpBackward0" and turned.place.line == line and turned.parents == [t.first]
     assert t.first.family()[-1].place.backward and {by for _, by in t.first.dropped} == {"where"}

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from flakit import trace
 from flakit.cases import anchor, padding
 from flakit.instruments.trace_record import Trace
 from flakit.ops.common.dispatch import has_triton, interpreted
@@ -119,7 +120,6 @@ def test_masks_read_values_and_finite_kernels():
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_it_names_what_the_interpreters_trace_names_in_the_casebook(watch):
-    from flakit import trace
     from flakit.cases.anchor import tiles_triton
     from flakit.cases.padding import kernel_triton
 
@@ -280,8 +280,6 @@ COMPILED = pytest.mark.skipif(interpreted(), reason="needs a process without TRI
 def test_on_a_gpu_a_launch_is_the_kernel_and_on_copies_the_rewritten_one_with_a_buffer(launched_here):
     from triton.runtime.jit import JITFunction
 
-    from flakit import trace
-
     before = JITFunction.run
     x, o = torch.ones(64), torch.zeros(64)
     with trace() as t:
@@ -299,8 +297,6 @@ def test_on_a_gpu_a_launch_is_the_kernel_and_on_copies_the_rewritten_one_with_a_
 @COMPILED
 @pytest.mark.parametrize("off, told", [(2**-9, False), (0.1, True), (math.nan, True)])
 def test_a_rewritten_kernel_that_computes_something_else_is_told_and_changes_nothing(launched_here, off, told):
-    from flakit import trace
-
     def does(kernel, args):
         *_, x, o = args
         o.copy_(x / 2)
@@ -340,7 +336,6 @@ def sites_of(kernel):
 )
 def test_checks_that_make_a_kernel_compute_something_else_are_kept_apart(launched_here, wrong, lost, parts):
     """A compiler that is wrong where all checks of one of the sets `wrong` are in a kernel."""
-    from flakit import trace
 
     def does(kernel, args):
         *_, A = args
@@ -384,7 +379,6 @@ def test_checks_that_make_a_kernel_compute_something_else_are_kept_apart(launche
 
 @COMPILED
 def test_many_checks_begin_in_parts(launched_here, monkeypatch):
-    from flakit import trace
     from flakit.instruments import trace_rewrite_triton
 
     monkeypatch.setattr(trace_rewrite_triton, "MOST_CHECKS", 2)
@@ -401,8 +395,6 @@ def test_many_checks_begin_in_parts(launched_here, monkeypatch):
 
 @COMPILED
 def test_parts_are_compiled_beside_each_other_before_they_are_launched(launched_here):
-    from flakit import trace
-
     seen_then = []
 
     def does(kernel, args):
