@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..language import ENGLISH, Words, speaking
 from ..numerics.words import number
-from .trace_record import Place, Printed, grid, place_rows, section
+from .trace_record import Place, Report, grid, place_rows, section
 
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
@@ -244,7 +244,7 @@ class Finding:
         return WORDS["kinds"][Kind.COMPILED if self.compiled else Kind.ACCUMULATION]
 
 
-class Digits(Printed):
+class Digits(Report):
     """The result; rich, `print` and the command line print the same report.
 
     lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
@@ -252,15 +252,11 @@ class Digits(Printed):
     """
 
     def __init__(self):
+        super().__init__()
         self.lines: list[Line] = []
         self.outputs: list[Output] = []
-        self.notes: list[str] = []
         self.partial = False
         self.rounds = None
-
-    def note(self, words: str) -> None:
-        if words not in self.notes:
-            self.notes.append(words)
 
     def judged(self, output: Output) -> None:
         """Add an output; if it is computed repeatedly, keep the worst."""

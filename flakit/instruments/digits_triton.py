@@ -60,7 +60,7 @@ class TileDigits:
         self.digits, self.ledger, self.memory = digits, ledger, memory
         self.watch: Any = None
         self._tensors: dict[int, tuple[str, torch.Tensor, StoredShadow]] = {}
-        self._stored: set[int] = set()
+        self._stored: dict[int, None] = {}  # storages, in the order in which they were first written
 
     # --- a tile's shadow ----------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class TileDigits:
     def began(self) -> tuple:
         """A kernel begins; the state of another one that is running is set aside."""
         outer = self._tensors, self._stored
-        self._tensors, self._stored = {}, set()
+        self._tensors, self._stored = {}, {}
         return outer
 
     def left(self, outer: tuple) -> None:
@@ -373,7 +373,7 @@ class TileDigits:
             memory.written = np.zeros(memory.n, bool)
         memory.written[element[element < memory.n]] = True
         memory.used = True  # judged when the kernel ends
-        self._stored.add(argument.storage_start)
+        self._stored[argument.storage_start] = None
 
     def _rewritten(self, argument, x) -> None:
         """Restart the shadow of numbers that were written as bits of another type."""

@@ -287,8 +287,16 @@ class Access:
 # --- the reports of traces -------------------------------------------------------------------------------------------
 
 
-class Printed:
-    """Prints as rich does: 120 columns, no colours."""
+class Report:
+    """A report with notes; prints as rich does, 120 columns, no colours."""
+
+    def __init__(self):
+        self.notes: list[str] = []
+
+    def note(self, words: str) -> None:
+        """Add a note, once."""
+        if words not in self.notes:
+            self.notes.append(words)
 
     def __str__(self) -> str:
         console = Console(width=120, no_color=True, highlight=False)
@@ -326,7 +334,7 @@ def place_rows(place: Place, where: str, expression: bool = True) -> list[tuple[
     return rows
 
 
-class Trace(Printed):
+class Trace(Report):
     """The result of `flakit.trace`; rich, `print` and the command line print the same report.
 
     first: the site of the first non-finite tile, None if all were finite.
@@ -337,17 +345,13 @@ class Trace(Printed):
     """
 
     def __init__(self):
+        super().__init__()
         self.sites: list[Site] = []
         self.accesses: list[Access] = []
-        self.notes: list[str] = []
         self.grids: dict[str, tuple[int, ...]] = {}
         self.operations = 0
         self.digits: Digits | None = None
         self._headroom: dict = {}
-
-    def note(self, words: str) -> None:
-        if words not in self.notes:
-            self.notes.append(words)
 
     def add(self, site: Site) -> Site:
         site.order = len(self.sites)
@@ -468,31 +472,25 @@ class Trace(Printed):
 
         rooms = [Room(f"{line.place.line}  {line.place.code(60)}", line.largest, line.room) for line in self.headroom]
         site = self.first
+        tile: Tile | Headroom
         if site is None:
-            line = self.headroom[0]
-            cells, lane = _flat(np.zeros(line.shape), line.index)
-            programs, program, empty = self._programs(line.place.kernel, line.program, [])
-            return dict(
-                title=WORDS["finite"],
-                subtitle=WORDS["nearest"].format(line=f"{line.place.short}  {line.place.code()}"),
-                tile=cells, lane=lane,
-                tile_name=WORDS["tile"].format(shape=list(line.shape), index=list(line.index)),
-                programs=programs, program=program, empty=empty,
-                programs_name=WORDS["programs"].format(kernel=line.place.kernel, program=line.program), tree=[],
-                rooms=rooms,
-            )  # fmt: skip
-        tile = site.first
-        cells, lane = _flat(tile.cells, tile.index)
-        programs, program, empty = self._programs(site.place.kernel, tile.program, self.sites)
-        family = self.tree(site)
+            tile = self.headroom[0]
+            place, values, family, bad = tile.place, np.zeros(tile.shape), [], ""
+            title, subtitle = WORDS["finite"], WORDS["nearest"].format(line=f"{place.short}  {place.code()}")
+            tile_name = WORDS["tile"].format(shape=list(tile.shape), index=list(tile.index))
+        else:
+            tile = site.first
+            place, values, family, bad = site.place, tile.cells, self.tree(site), "bad "
+            title, subtitle = WORDS["first"].format(what=site.words), f"{place.short}  {place.code(88)}"
+            tile_name = WORDS["bad tile"].format(dtype=tile.dtype, shape=list(tile.shape), index=list(tile.index))
+        cells, lane = _flat(values, tile.index)
+        programs, program, empty = self._programs(place.kernel, tile.program)
         return dict(
-            title=WORDS["first"].format(what=site.words), subtitle=f"{site.place.short}  {site.place.code(88)}",
-            tile=cells, lane=lane,
-            tile_name=WORDS["bad tile"].format(dtype=tile.dtype, shape=list(tile.shape), index=list(tile.index)),
+            title=title, subtitle=subtitle, tile=cells, lane=lane, tile_name=tile_name,
             programs=programs, program=program, empty=empty,
-            programs_name=WORDS["bad programs"].format(kernel=site.place.kernel, program=tile.program),
+            programs_name=WORDS[f"{bad}programs"].format(kernel=place.kernel, program=tile.program),
             tree=[Branch(n, f"{x.place.line}  {x.place.code(60)}", _short(x), bool(x.nan)) for n, x in family],
-            rooms=rooms, more=len(site.family()) - len(family),
+            rooms=rooms,
         )  # fmt: skip
 
     def tree(self, site: Site) -> list[tuple[int, Site]]:
@@ -510,14 +508,14 @@ class Trace(Printed):
         return generations
 
     def _programs(
-        self, kernel: str, first: tuple[int, ...] | None, sites: Sequence[Site], wide: int = 32
+        self, kernel: str, first: tuple[int, ...] | None, wide: int = 32
     ) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
         """A kernel's grid as cells, the cell of program `first`, and the cells without a program."""
         if first is None:
             return None, (0, 0), None
         shape = self.grids.get(kernel, tuple(i + 1 for i in first))
         cells = np.zeros(shape)
-        for other in sites:
+        for other in self.sites:
             if other.place.kernel == kernel:
                 for program in other.programs:
                     cells[program] = np.nan if other.nan or np.isnan(cells[program]) else np.inf
