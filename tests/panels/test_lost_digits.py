@@ -5,7 +5,7 @@ import pytest
 from flakit.figures import style
 from flakit.figures.canvas import Cell
 from flakit.instruments import workbench
-from flakit.instruments.digits import TF32
+from flakit.instruments.digits import Kind
 from flakit.ops.common.dispatch import has_triton
 from flakit.panels.lost_digits import PRESETS, _traced, lost_digits
 from tests.figures.test_plots import has_colour
@@ -32,7 +32,7 @@ def test_products_in_tf32_are_named_and_products_in_float32_are_not():
 def test_products_in_tf32_are_named_where_exponentials_have_lost_digits_before(way):
     """An exponential's loss is in both factors and leaves the scores with the product; what the product adds stays."""
     found = workbench.traced(-1.3, way=way, digits=True, products="tf32").digits
-    assert [(finding.line.operation, finding.line.blamed.kind) for finding in found.findings] == [("dot", TF32)]
+    assert [(finding.line.operation, finding.line.blamed.kind) for finding in found.findings] == [("dot", Kind.TF32)]
 
 
 def test_it_speaks_chinese_and_copies_as_python():
