@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.evaluate import cotangents
 from ...ops.common.chunks import split_chunks
 from ..laws import LN_MAX
@@ -157,9 +158,7 @@ def law(
     by_tensor = limits(scheme, inputs, **knobs)
     if tensor is None:
         return min(by_tensor.values())
-    if tensor not in by_tensor:
-        raise ValueError(f"tensor: expected one of {', '.join(by_tensor)}, got {tensor!r}")
-    return by_tensor[tensor]
+    return by_tensor[one_of("tensor", tensor, by_tensor)]
 
 
 class Worst(NamedTuple):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import operators as numerics
+from ...numerics.arguments import one_of
 from ...ops.common.chunks import carry_states, join_chunks, split_chunks
 from ...ops.common.decay import sum_after, sum_before
 from ...ops.rwkv7 import chunk_torch
@@ -303,6 +304,4 @@ TENSORS = {op: ("o", *(f"d{name}" for name in of.names), *of.finals) for op, of 
 
 def find_operator(op: str) -> type:
     """Return the class of an operator. ValueError if it is unknown."""
-    if op not in OPERATORS:
-        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
-    return OPERATORS[op]
+    return OPERATORS[one_of("op", op, OPERATORS)]

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...ops.common.chunks import pair_scores, read_sums
 from ...ops.common.decay import decays, sum_before
-from ..masking import mask_mode
+from ..masking import MASKS
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,15 @@ def find_scheme(scheme: str | Scheme) -> Scheme:
     """Look up a scheme by name; a `Scheme` is returned unchanged. ValueError for an unknown name."""
     if isinstance(scheme, Scheme):
         return scheme
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r}")
-    return SCHEMES[scheme]
+    return SCHEMES[one_of("scheme", scheme, SCHEMES)]
 
 
 def find_mask(scheme: Scheme, mask: str | None) -> str | None:
     """Return the mask mode, default the scheme's right one; None if the scheme needs no mask. ValueError if unknown."""
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
-    mask_mode(mask)
-    return mask_mode(mask, scheme.masks) if scheme.masks else None
+    one_of("mask", mask, MASKS)
+    return one_of("mask", mask, scheme.masks) if scheme.masks else None
 
 
 def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:

@@ -30,6 +30,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import cotangents, truth
 from ...numerics.inputs import inputs as make_inputs
@@ -70,7 +71,7 @@ def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> flo
     >>> round(law(16), 2), round(law(32), 2), law(rebuilt="forward again")
     (0.72, 0.35, inf)
     """
-    if _checked(rebuilt) == "forward again":
+    if one_of("rebuilt", rebuilt, REBUILT) == "forward again":
         return math.inf
     low, high = 0.0, 100.0
     while high - low > 1e-6 * high:
@@ -79,19 +80,13 @@ def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> flo
     return low
 
 
-def _checked(rebuilt: str) -> str:
-    if rebuilt not in REBUILT:
-        raise ValueError(f"rebuilt: expected one of {', '.join(REBUILT)}, got {rebuilt!r}")
-    return rebuilt
-
-
 def states(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> tuple[Tensor, Tensor]:
     """Return S_t and S_{t-1} of every token, [B, T, H, K, V] each, as the backward pass rebuilds them.
 
     x: as from `flakit.inputs`. forward: all `ForwardStep`s of the operator's reference; only their states between
     chunks, the last and the initial one are used.
     """
-    again, of = _checked(rebuilt) == "forward again", operator(op)
+    again, of = one_of("rebuilt", rebuilt, REBUILT) == "forward again", operator(op)
     after, before = [], []
     for begin in reversed(range(0, len(forward), chunk)):
         part = forward[begin : begin + chunk]

@@ -29,6 +29,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import cotangents, evaluate, truth
 from ...numerics.inputs import DECAYS
@@ -61,8 +62,7 @@ def round_to(x: Tensor, rounding: str) -> Tensor:
 
     Raises ValueError for an unknown format.
     """
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
+    one_of("rounding", rounding, ROUNDINGS)
     if rounding != "tf32":
         return x.to(getattr(torch, rounding)).to(x.dtype)
     mantissa, exponent = torch.frexp(x)

@@ -19,6 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import cotangents, evaluate, truth
 from ...numerics.inputs import DECAYS
@@ -79,7 +80,7 @@ def _gradients(
     inputs: Mapping[str, object], op: str | Operator, on: str, fault: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return every gradient, as computed and in float64."""
-    _check(on)
+    one_of("on", on, ON)
     op = operator(op)
     do, dstate = cotangents(op, inputs, dfinal_state=True, grad_seed=GRAD_SEED)
     arriving = (torch.zeros_like(do) if on == "state" else do), (None if on == "o" else dstate)
@@ -87,11 +88,6 @@ def _gradients(
     exact = truth(op, inputs, arriving=arriving)
     names = [name for name in computed if name not in op.outputs]
     return {name: computed[name] for name in names}, {name: exact[name] for name in names}
-
-
-def _check(on: str) -> None:
-    if on not in ON:
-        raise ValueError(f"on: expected one of {', '.join(ON)}, got {on!r}")
 
 
 def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -> dict[str, float]:
@@ -103,7 +99,7 @@ def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -
     error. A loss on o alone has no gradient at D_T, one on the state alone has only that.
     NaN for dw if all of e^{w_t} is below the smallest normal number of w's dtype: dw then has nothing to measure.
     """
-    _check(on)
+    one_of("on", on, ON)
     w, u = inputs["w"], inputs["u"].detach().double()
     scale = operator("rwkv6").scale(inputs)
     a, b, c = kept_in_gradients(w, 1.0, 0.0), kept_in_gradients(w, 0.0, scale**2), _carried(w)

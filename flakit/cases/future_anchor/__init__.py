@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...ops.common.dispatch import choose_backend
 from ..knobs import Range
 from ..laws import Row
@@ -35,8 +36,7 @@ def outputs(
     interpreted; "torch" computes the same in PyTorch.
     Raises ValueError for an unknown anchor, or too many rows.
     """
-    if anchor not in ANCHORS:
-        raise ValueError(f"anchor: expected one of {', '.join(ANCHORS)}, got {anchor!r}")
+    one_of("anchor", anchor, ANCHORS)
     if len(w) > block:
         raise ValueError(f"w: expected at most {block} rows, got {len(w)}")
     g = _cumulative(w)

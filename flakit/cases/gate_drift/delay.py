@@ -4,6 +4,7 @@ import copy
 from typing import NamedTuple
 
 from ...models import Delay, LanguageModel
+from ...numerics.arguments import one_of
 from .. import padding
 from .watched import LIMIT, RIGHT, Drift, T, faulty, follow
 
@@ -22,8 +23,7 @@ KERNELS = {
 
 def model(op: str = "gsa", *, dim: int = 32, seed: int = 0) -> LanguageModel:
     """Build an untrained model of one layer with heads of 16. op: "gsa", "rwkv6", or "attention" as the baseline."""
-    if op not in LEARNING_RATE:
-        raise ValueError(f"op: expected one of {', '.join(LEARNING_RATE)}, got {op!r}")
+    one_of("op", op, LEARNING_RATE)
     return LanguageModel(Delay().vocab, dim=dim, layers=1, mixer=op, head_size=16, seed=seed)
 
 
@@ -49,8 +49,7 @@ def drift(
     start: a model to continue from, with other data; it is not changed. seconds: time limit of the training.
     Raises ValueError for an unknown kernel or operator.
     """
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
+    one_of("kernel", kernel, KERNELS)
     trained, record = model(op, dim=dim, seed=seed) if start is None else copy.deepcopy(start), Drift(op, kernel)
     trained.to(device)
     follow(
@@ -81,8 +80,7 @@ def parts(model: LanguageModel) -> list[str]:
 
 def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: int = 100) -> LanguageModel:
     """Return a copy of a model of `op` with one of its `parts` re-initialised. ValueError for an unknown part."""
-    if part not in parts(trained):
-        raise ValueError(f"part: expected one of {', '.join(parts(trained))}, got {part!r}")
+    one_of("part", part, parts(trained))
     result = copy.deepcopy(trained)
     new = model(op, dim=trained.embedding.embedding_dim, seed=seed)
     fresh = {name: p for name, p in new.state_dict().items() if f"{name}.".startswith(f"{part}.")}

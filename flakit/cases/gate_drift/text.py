@@ -26,6 +26,7 @@ from torch import Generator, Tensor
 from ...models import Corpus, LanguageModel, Run, loss, standard_library
 from ...models.training import adamw
 from ...numerics import recorded as recordings
+from ...numerics.arguments import one_of
 from ...ops.rwkv6 import chunk_rwkv6
 from .watched import LIMIT, Drift, Output, exponents, faulty, follow
 
@@ -95,7 +96,7 @@ def recorded(kernel: str = "none", *, of: str = "") -> Drift:
 
     of: with "right", one of `FATAL`: the recorded `resume`, from the state before that kernel's fatal step.
     """
-    rows = _table().select(kernel=_known(kernel, KERNELS), since=of)
+    rows = _table().select(kernel=one_of("kernel", kernel, KERNELS), since=of)
     drift = Drift("rwkv6", kernel, Run([row["loss"] for row in rows], [row["grad_norm"] for row in rows]))
     drift.first = int(rows[0]["step"])
     drift.quantiles = [[row["exponent"]] for row in rows]
@@ -104,13 +105,13 @@ def recorded(kernel: str = "none", *, of: str = "") -> Drift:
 
 def fatal_step(kernel: str = "none") -> int:
     """Return the step whose gradient is NaN."""
-    return int(_stored()[f"{_known(kernel, FATAL)}/step"])
+    return int(_stored()[f"{one_of('kernel', kernel, FATAL)}/step"])
 
 
 def lost_tensors(kernel: str = "none") -> tuple[str, ...]:
     """Return the recorded non-finite tensors of the fatal step: the operator's output and gradients, then the weights'
     gradients."""
-    return tuple(_table().meta[f"lost, {_known(kernel, FATAL)}"].split())
+    return tuple(_table().meta[f"lost, {one_of('kernel', kernel, FATAL)}"].split())
 
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
@@ -165,7 +166,7 @@ def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
 
     kernel: one of `FATAL`. steps: number of computed steps. The quantiles hold only the largest exponents.
     """
-    drift, end = recorded(_known(kernel, FATAL)), resume(kernel, steps=steps, of=kernel)
+    drift, end = recorded(one_of("kernel", kernel, FATAL)), resume(kernel, steps=steps, of=kernel)
     before = end.first - drift.first
     drift.run.losses[before:] = end.run.losses
     drift.run.grad_norms[before:] = end.run.grad_norms
@@ -207,7 +208,7 @@ def _operator(kernel: str | Callable) -> Callable[..., Output]:
     if kernel == "right":
         return chunk_rwkv6
     if isinstance(kernel, str):
-        return faulty("rwkv6", TOKENS, _known(kernel, KERNELS))
+        return faulty("rwkv6", TOKENS, one_of("kernel", kernel, KERNELS))
 
     def called(*x: Tensor) -> Output:
         o = kernel(*x)
@@ -220,12 +221,6 @@ def _operator(kernel: str | Callable) -> Callable[..., Output]:
         return Output(o)
 
     return called
-
-
-def _known(name: str, names: Mapping[str, str]) -> str:
-    if name not in names:
-        raise ValueError(f"kernel: expected one of {', '.join(names)}, got {name!r}")
-    return name
 
 
 @dataclass(frozen=True)
@@ -353,4 +348,4 @@ def fatal_batch(of: str = "none") -> FatalBatch:
     >>> x.text, x.words                # what the model reads there
     >>> -x.decays.cumsum(0)            # the exponents of that channel's keys; the limit is 88.72
     """
-    return copy.deepcopy(_fatal(_known(of, FATAL)))  # the caller may modify it
+    return copy.deepcopy(_fatal(one_of("kernel", of, FATAL)))  # the caller may modify it

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from ...models.accumulation import Accumulated, accumulate, measure_accumulation, micro_batches
 from ...models.language_model import IGNORED, MIXERS, LanguageModel, loss
 from ...models.tasks import Copying
+from ...numerics.arguments import one_of
 from ..laws import Row
 
 T, SEQUENCES, VOCAB = 16, 16, 64
@@ -90,17 +91,10 @@ CONTRACTS = {
 ON_THE_TRAINER = "trainer.model_accepts_loss_kwargs = False"
 
 
-def check_contract(contract: str) -> str:
-    """Return the contract. ValueError if it is unknown."""
-    if contract not in CONTRACTS:
-        raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
-    return contract
-
-
 def model(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, seed: int = 0) -> CausalLM:
     """Build a small language model with the forward of one of `CONTRACTS`. mixer: of `flakit.models.MIXERS`."""
     inner = LanguageModel(VOCAB, dim=32, layers=2, mixer=mixer, head_size=16, initialisation="normal", seed=seed)
-    return CONTRACTS[check_contract(contract)](inner)
+    return CONTRACTS[one_of("contract", contract, CONTRACTS)](inner)
 
 
 def sequences(steps: int = 1, *, seed: int = 0) -> Tensor:
@@ -198,9 +192,7 @@ def training(
 
     optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
-    make, lr = OPTIMIZERS[optimizer]
+    make, lr = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
     lm, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
     accepts, update, rows = False if contract == ON_THE_TRAINER else None, make(lm.parameters(), lr=lr), []
     for _ in range(steps):
@@ -223,7 +215,7 @@ def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> f
     >>> law(4), law(4, "plain forward"), law(4, "uses num_items_in_batch")
     (4, 1, 0.9375)
     """
-    if check_contract(contract) == "takes **kwargs":
+    if one_of("contract", contract, CONTRACTS) == "takes **kwargs":
         return accumulation
     return (T - 1) / T if contract == "uses num_items_in_batch" else 1
 

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from ...numerics.arguments import one_of
 from .. import gradient_accumulation as case
 
 ACCUMULATIONS = (1, 2, 4, 8)
@@ -53,8 +54,7 @@ def run(
     contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation.
     max_grad_norm: the trainer clips to it; the norm it logs is the one before. Raises ImportError without transformers.
     """
-    if contract not in CONTRACTS:
-        raise ValueError(f"contract: expected one of {', '.join(CONTRACTS)}, got {contract!r}")
+    one_of("contract", contract, CONTRACTS)
     if accumulation not in (1, 2, 4, 8, 16):
         raise ValueError(f"accumulation: expected a divisor of {case.SEQUENCES}, got {accumulation!r}")
     if installed() is None:

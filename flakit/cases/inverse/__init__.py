@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.chunks import split_chunks
@@ -91,8 +92,7 @@ def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tenso
     form: one of `FORMS`. rounding: one of `ROUNDINGS`, to which both operands of every product are rounded; sums are
     in the result's dtype.
     """
-    if form not in FORMS:
-        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    one_of("form", form, FORMS)
     L = L.to(torch.promote_types(L.dtype, torch.float32))
     C = L.shape[-1]
     identity = torch.eye(C, dtype=L.dtype, device=L.device).expand_as(L)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.rwkv6 import chunk_rwkv6, reference
 from ..knobs import Range
@@ -44,8 +45,7 @@ def inputs(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Draw the inputs of the story in float32: standard normal, w = `FED[fed]`(x + bias)."""
-    if fed not in FED:
-        raise ValueError(f"fed: expected one of {', '.join(FED)}, got {fed!r}")
+    one_of("fed", fed, FED)
     tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)
     return tensors | {"w": FED[fed](x + bias).float().contiguous()}

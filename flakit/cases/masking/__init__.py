@@ -20,6 +20,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.decay import sum_before
 from ..knobs import DECAY, Range
@@ -36,21 +37,13 @@ MASKS = {
 TENSORS = ("o", "dr", "dk", "dv", "dw")
 
 
-def mask_mode(mask: str, allowed: tuple[str, ...] = tuple(MASKS)) -> str:
-    """Return the mask mode. ValueError unless it is one of `allowed`."""
-    if mask not in allowed:
-        raise ValueError(f"mask: expected one of {', '.join(allowed)}, got {mask!r}")
-    return mask
-
-
 def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor:
     """Return exp(ge_i - gi_j) for every pair of a chunk, w [..., C, K] -> [..., C, C, K], future keys masked by `mask`.
 
     exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA:
     exp(gi_i - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
     """
-    mask_mode(mask)
-    return _masked(_exponents(w, exclusive), mask, exclusive)[1]
+    return _masked(_exponents(w, exclusive), one_of("mask", mask, MASKS), exclusive)[1]
 
 
 def _exponents(w: Tensor, exclusive: bool) -> Tensor:
@@ -99,9 +92,8 @@ def law(
     n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay.
     "where" breaks dw only; "multiply" and "none" break all tensors (for "none", with operands of order 1).
     """
-    if tensor not in TENSORS:
-        raise ValueError(f"tensor: expected one of {', '.join(TENSORS)}, got {tensor!r}")
-    safe = {"before": TENSORS, "where": ("o", "dr", "dk", "dv")}.get(mask_mode(mask), ())
+    one_of("tensor", tensor, TENSORS)
+    safe = {"before": TENSORS, "where": ("o", "dr", "dk", "dv")}.get(one_of("mask", mask, MASKS), ())
     return math.inf if tensor in safe else LN_MAX[dtype] / (chunk if exclusive else chunk - 1)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ..knobs import FINITE_DECAY, Range
 from ..laws import Row
@@ -27,8 +28,7 @@ def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
 
     Raises ValueError for an unknown guard.
     """
-    if guard not in GUARDS:
-        raise ValueError(f"guard: expected one of {', '.join(GUARDS)}, got {guard!r}")
+    one_of("guard", guard, GUARDS)
     g = w.cumsum(0)
     d = g[:, None] - g[None, :]
     return torch.where(GUARDS[guard](d, torch.zeros_like(d)), d, -torch.inf).exp().tril(-1)

@@ -33,6 +33,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import cotangents, truth
 from ...numerics.inputs import inputs as make_inputs
@@ -93,9 +94,8 @@ class _Padded(Products):
 
 
 def _check(op: str, form: str) -> None:
-    for name, allowed, got in (("op", KEY_GRADIENT, op), ("form", FORMS, form)):
-        if got not in allowed:
-            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {got!r}")
+    one_of("op", op, KEY_GRADIENT)
+    one_of("form", form, FORMS)
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
@@ -141,7 +141,7 @@ class Anchor(NamedTuple):
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
     """Return the key blocks that padded rows can reach, the one with the most tokens in its exponent first."""
-    _check("gsa", form)
+    one_of("form", form, FORMS)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
     R = T % chunk

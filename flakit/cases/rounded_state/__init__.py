@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.gradients import rounding_error
 from ..knobs import Range
 from ..laws import Row
@@ -29,8 +30,7 @@ WRITES = ("all equal", "at random")
 
 def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
     """Draw what each of T tokens adds to a state of one number, [T]: 1, or a normal number. ValueError for others."""
-    if writes not in WRITES:
-        raise ValueError(f"writes: expected one of {', '.join(WRITES)}, got {writes!r}")
+    one_of("writes", writes, WRITES)
     generator = torch.Generator().manual_seed(seed)
     return torch.ones(T) if writes == WRITES[0] else torch.randn(T, generator=generator)
 

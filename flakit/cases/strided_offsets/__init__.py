@@ -24,6 +24,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.dispatch import choose_backend
 from ...ops.rwkv6 import reference
@@ -54,9 +55,7 @@ sequences cut in two."""
 
 def layout(offsets: Tensor, name: str) -> Tensor:
     """Return the offsets [N + 1] in one of `LAYOUTS`. ValueError for an unknown one."""
-    if name not in LAYOUTS:
-        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}")
-    return LAYOUTS[name](offsets)
+    return LAYOUTS[one_of("layout", name, LAYOUTS)](offsets)
 
 
 def offsets(sequences: int = 5, length: int = 20, *, device: str = "cpu", seed: int = 0) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ..knobs import Range
 from ..laws import Row
 
@@ -46,9 +47,7 @@ projection hold the negated values."""
 
 def layout(x: Tensor, name: str) -> Tensor:
     """Return x in one of `LAYOUTS`. ValueError for an unknown one."""
-    if name not in LAYOUTS:
-        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}")
-    return LAYOUTS[name](x)
+    return LAYOUTS[one_of("layout", name, LAYOUTS)](x)
 
 
 def blind(x: Tensor) -> Tensor:

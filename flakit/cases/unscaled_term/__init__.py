@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ...numerics.arguments import one_of
 from ..knobs import Range
 from ..laws import Row
 
@@ -55,8 +56,7 @@ class Wrapped(torch.autograd.Function):
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
     """Return the loss with the term, in one of `WAYS`. logits: the loss's, [..., V]. ValueError for an unknown way."""
-    if way not in WAYS:
-        raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
+    one_of("way", way, WAYS)
     if way == WAYS[2]:
         return loss + FACTOR / 2 * logits.amax(-1).square().mean()
     return Wrapped.apply(loss, logits, way == WAYS[0])

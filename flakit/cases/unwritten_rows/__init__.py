@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.evaluate import evaluate
 from ...numerics.inputs import inputs
 from ..knobs import Range
@@ -42,8 +43,7 @@ def run(
 
     memory: one of `MEMORY`, ValueError for others; times: the earlier tensor's RMS, in units of dk's. zeroed: the cure.
     """
-    if memory not in MEMORY:
-        raise ValueError(f"memory: expected one of {', '.join(MEMORY)}, got {memory!r}")
+    one_of("memory", memory, MEMORY)
     behind = torch.zeros(padding, CHANNELS)
     if memory == "NaN":
         behind.fill_(math.nan)

@@ -21,6 +21,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...numerics.arguments import one_of
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ...ops.family import naive_delta_rule
@@ -35,8 +36,7 @@ WAYS = ("max(|k|, ε)", "√(|k|² + ε)")
 
 def lengths(k: Tensor, way: str, eps: float) -> Tensor:
     """Return the divisor of each key [..., K], [..., 1]. ValueError for an unknown way."""
-    if way not in WAYS:
-        raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
+    one_of("way", way, WAYS)
     squares = k.square().sum(-1, keepdim=True)
     return (squares + eps).sqrt() if way == WAYS[1] else k.norm(dim=-1, keepdim=True).clamp_min(eps)
 
