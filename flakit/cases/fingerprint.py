@@ -38,84 +38,50 @@ from .device import on_cpu
 from .final_state_gradient import ignored
 
 WORDS = Words() | {
-    "scale": {
-        "what": "two scales: K^-0.5 here, 1 there",
-        "test": "Divide one output by the other: the ratio is one constant.",
+    "what": {
+        "scale": "two scales: K^-0.5 here, 1 there",
+        "state overflows": "a decay that is no logarithm: w above 0",
+        "start anchor": "factors from the chunk's start: keys of e^(64 |w|)",
+        "end anchor": "factors from the chunk's end: reads of e^(64 |w|)",
+        "late mask": "masked after exp: e^(64 |w|) under the mask",
+        "bug A": "the anchor is the block's first row, one token too late",
+        "bad repair": "the row before the block, read across the chunk's border",
+        "clamp": "exponents cut off at a bound",
+        "overwritten input": "an earlier call wrote into w",
+        "precision": "dw from rounded dr and dk, by two running sums",
+        "backstepping": "states rebuilt backwards, divided by the decay",
+        "padding": "rows behind the end forget nothing",
+        "strided offsets": "offsets read without their stride",
+        "unwritten rows": "padding behind the last offset, which nobody writes",
+        "transposed mask": "a mask [BK, BV] over a tile [BV, BK]",
+        "no gradient from S_T": "the gradient of the final state is dropped",
+        "wrong head's anchor": "a stride that is too short: another head's row",
+        "zero decay forbidden": "a guard d < 0 where d = 0 is allowed",
+        "loss not divided": "four parts of a batch are added up",
     },
-    "state overflows": {
-        "what": "a decay that is no logarithm: w above 0",
-        "test": "Look at the largest w: it has to be at most 0.",
-    },
-    "start anchor": {
-        "what": "factors from the chunk's start: keys of e^(64 |w|)",
-        "test": "Halve the chunk: it breaks at twice the decay. All of dr is lost, of dk one key a chunk.",
-    },
-    "end anchor": {
-        "what": "factors from the chunk's end: reads of e^(64 |w|)",
-        "test": "Halve the chunk: it breaks at twice the decay. All of dk is lost, of dr one token a chunk.",
-    },
-    "late mask": {
-        "what": "masked after exp: e^(64 |w|) under the mask",
-        "test": "Only dw is lost: the mask's 0 meets inf in the gradient of exp.",
-    },
-    "bug A": {
-        "what": "the anchor is the block's first row, one token too late",
-        "test": "One strong decay at token 16 breaks it, the same at token 17 does not.",
-    },
-    "bad repair": {
-        "what": "the row before the block, read across the chunk's border",
-        "test": "Up to 64 tokens all is finite, from the second chunk on it breaks.",
-    },
-    "clamp": {
-        "what": "exponents cut off at a bound",
-        "test": "Without the clamp the same call gives NaN. The error grows with the decay.",
-    },
-    "overwritten input": {
-        "what": "an earlier call wrote into w",
-        "test": "Compare clones of every input before and after one call.",
-    },
-    "precision": {
-        "what": "dw from rounded dr and dk, by two running sums",
-        "test": "In float32 the error shrinks by thousands, and only dw ever had it.",
-    },
-    "backstepping": {
-        "what": "states rebuilt backwards, divided by the decay",
-        "test": "Of every 16 tokens the first are worst, and a decay near 0 is fine.",
-    },
-    "padding": {
-        "what": "rows behind the end forget nothing",
-        "test": "Lengths that are multiples of 64 are fine.",
-    },
-    "strided offsets": {
-        "what": "offsets read without their stride",
-        "test": "Make cu_seqlens contiguous.",
-    },
-    "unwritten rows": {
-        "what": "padding behind the last offset, which nobody writes",
-        "test": "Every row of the sequences is right: look behind cu_seqlens[-1].",
-    },
-    "transposed mask": {
-        "what": "a mask [BK, BV] over a tile [BV, BK]",
-        "test": "K = V = 64 is fine; without an initial state everything is.",
-    },
-    "no gradient from S_T": {
-        "what": "the gradient of the final state is dropped",
-        "test": "A loss on the output alone is fine.",
-    },
-    "wrong head's anchor": {
-        "what": "a stride that is too short: another head's row",
-        "test": "One head is fine.",
-    },
-    "zero decay forbidden": {
-        "what": "a guard d < 0 where d = 0 is allowed",
-        "test": "Random decays are fine; set some to exactly 0.",
-    },
-    "loss not divided": {
-        "what": "four parts of a batch are added up",
-        "test": "Divide one gradient by the other: the ratio is the number of parts.",
+    "test": {
+        "scale": "Divide one output by the other: the ratio is one constant.",
+        "state overflows": "Look at the largest w: it has to be at most 0.",
+        "start anchor": "Halve the chunk: it breaks at twice the decay. All of dr is lost, of dk one key a chunk.",
+        "end anchor": "Halve the chunk: it breaks at twice the decay. All of dk is lost, of dr one token a chunk.",
+        "late mask": "Only dw is lost: the mask's 0 meets inf in the gradient of exp.",
+        "bug A": "One strong decay at token 16 breaks it, the same at token 17 does not.",
+        "bad repair": "Up to 64 tokens all is finite, from the second chunk on it breaks.",
+        "clamp": "Without the clamp the same call gives NaN. The error grows with the decay.",
+        "overwritten input": "Compare clones of every input before and after one call.",
+        "precision": "In float32 the error shrinks by thousands, and only dw ever had it.",
+        "backstepping": "Of every 16 tokens the first are worst, and a decay near 0 is fine.",
+        "padding": "Lengths that are multiples of 64 are fine.",
+        "strided offsets": "Make cu_seqlens contiguous.",
+        "unwritten rows": "Every row of the sequences is right: look behind cu_seqlens[-1].",
+        "transposed mask": "K = V = 64 is fine; without an initial state everything is.",
+        "no gradient from S_T": "A loss on the output alone is fine.",
+        "wrong head's anchor": "One head is fine.",
+        "zero decay forbidden": "Random decays are fine; set some to exactly 0.",
+        "loss not divided": "Divide one gradient by the other: the ratio is the number of parts.",
     },
 }
-"""By the name of each fault, what it is, and the test that confirms it."""
+"""What each fault is, by its name, and the test that confirms it."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state", "dinitial_state")
 """RWKV6's outputs and the gradients of its inputs; the last two belong to the state."""
@@ -152,12 +118,12 @@ class Cause:
 
     @property
     def what(self) -> str:
-        return WORDS.say(self.key, "what")
+        return WORDS.say("what", self.key)
 
     @property
     def test(self) -> str:
         """The test that confirms this cause."""
-        return WORDS.say(self.key, "test")
+        return WORDS.say("test", self.key)
 
 
 @dataclass(frozen=True)
@@ -245,12 +211,9 @@ def _backstepped():
 
 
 def _padded():
-    x = _inputs(120, -2.0)
-
-    def products(w, scheme, *, inclusive, **options):
-        return padding.products(120)(w, inclusive=inclusive)
-
-    return anchor.run(x, padding.SCHEME, products=products).tensors, truth("rwkv6", x)
+    x, padded = _inputs(120, -2.0), padding.products(120)
+    run = anchor.run(x, padding.SCHEME, products=lambda w, _, *, inclusive, **options: padded(w, inclusive=inclusive))
+    return run.tensors, truth("rwkv6", x)
 
 
 class _WrongHead(Products):

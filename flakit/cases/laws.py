@@ -48,6 +48,12 @@ def kernel_place() -> tuple[str, str]:
     return "cpu", "triton" if has_triton() and interpreted() else "torch"
 
 
+def rounded(x: Tensor, bits: int) -> Tensor:
+    """Round x to `bits` significand bits, including the leading 1, to nearest, ties to even."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+
+
 def kept_in_states(w: Tensor) -> Tensor:
     """Return the variance of the elements of each row of S_{t-1}, [B, T, H, K] float64, from the log decays w.
 

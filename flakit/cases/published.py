@@ -10,8 +10,6 @@ import torch
 from ..numerics.operators import Operator, operator
 from ..ops.rwkv6 import RWKV6Output
 
-FUNCTIONS = {"chunk": "chunk_rwkv6", "recurrent": "fused_recurrent_rwkv6"}
-
 
 def published_rwkv6() -> tuple[str, Operator] | None:
     """Return its version, and an RWKV6 operator for `evaluate` with its two forms; None if they cannot run.
@@ -25,6 +23,6 @@ def published_rwkv6() -> tuple[str, Operator] | None:
     def form(function: Callable) -> Callable:
         return lambda **inputs: RWKV6Output(*function(**inputs))
 
-    forms = {name: form(getattr(module, function)) for name, function in FUNCTIONS.items()}
+    forms = {"chunk": form(module.chunk_rwkv6), "recurrent": form(module.fused_recurrent_rwkv6)}
     version = importlib.metadata.version("fla-core")
     return version, dataclasses.replace(operator("rwkv6"), forms=forms)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from flakit.cases import backstepping as case
-from flakit.cases.backstepping.picture import Picture
 from flakit.cases.laws import Row
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import truth
@@ -85,28 +84,3 @@ def test_a_decay_that_forgets_all_divides_by_zero():
     found = case.run(x, "rwkv6")
     assert found["o"].isfinite().all() and found["dk"].isfinite().all()
     assert not found["dr"].isfinite().all() and not found["dw"].isfinite().all()
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="rebuilt: expected one of by division, forward again, got 'again'"):
-        case.law(rebuilt="again")
-
-
-@pytest.mark.parametrize(
-    ("knobs", "says"),
-    [
-        ({"w": -case.STRONGEST}, "less than bfloat16's rounding, 0.0039. dr is off by"),
-        ({}, "and bfloat16 would round by 0.0039. Nothing is NaN."),
-        ({"w": -1.5}, "not one digit is right"),
-        (
-            {"w": -7.0, "op": "rwkv6"},
-            "leaves float32 on the way. dr and dw are not finite; o and the others are right.",
-        ),
-        ({"rebuilt": "forward again"}, "Its states are those of the forward pass, to the bit."),
-    ],
-)
-def test_the_picture_says_what_happens(knobs, says):
-    found = shown(**knobs)
-    picture = Picture(8)
-    picture.update(found)
-    assert says in picture.say(found)

@@ -94,10 +94,3 @@ def test_shows_what_is_measured(on, fault):
     said = Picture(6.0).say(shown)
     assert ("dropped" in said) == (shown.law["dk"] > 0)
     assert ("A test of this kind sees nothing" in said) == (on == "o" and fault)
-
-
-def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="on: expected one of o, state, both, got 'final'"):
-        case.law(inputs("rwkv6", T=2, K=2), on="final")
-    with pytest.raises(ValueError, match="on: expected one of o, state, both, got 'final'"):
-        case.errors(inputs("rwkv6", T=2, K=2), on="final")

@@ -149,20 +149,6 @@ def test_attempts_put_the_projection_first(faulty):
     assert first.part == case.PROJECTION["gsa"] and first.exponent < 20
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: run("rwkv7"), "op: expected one of gsa, rwkv6, attention, got 'rwkv7'"),
-        (lambda: run(kernel="best"), "kernel: expected one of faulty, clamped, right, got 'best'"),
-        (lambda: case.reinitialised(case.model(), "gate"), "part: expected one of embedding, .* got 'gate'"),
-    ],
-    ids=["op", "kernel", "part"],
-)
-def test_bad_arguments_are_named(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
-
-
 def test_recorded_drift_at_usual_rates():
     table = recorded.read("h200_gate_drift")
     runs = {}

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flakit.cases import gate_gradient as case
-from flakit.cases.gate_gradient.picture import Picture
 from flakit.cases.laws import Row
 from flakit.models import LanguageModel, loss, rwkv6
 
@@ -77,21 +76,3 @@ def test_a_model_loses_most_of_its_gradients_and_not_its_loss(monkeypatch):
     names = lost()
     assert "embedding.weight" in names and "blocks.1.time.w.bias" in names
     assert not any(name.startswith(("blocks.1.time.output", "head")) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "says"),
-    [
-        ({"x": 1.0}, "a number as it should be"),
-        ({"x": 88.0}, "forgets everything, dw is 0, and dx = 0 · -1.652e+38 = 0."),
-        ({}, "x = 89 at token 9: e^x is above 3.4e+38, where float32 ends, so w = -inf."),
-        ({"x": 11.2, "dtype": "float16"}, "above 6.55e+04, where float16 ends"),
-        ({"gate": "log_decay"}, "The limit of dx is 0, and log_decay returns it."),
-        ({"gate": "logsigmoid"}, "is finite for every number x"),
-    ],
-)
-def test_the_picture_says_what_happens(knobs, says):
-    found = shown(**knobs)
-    picture = Picture(8)
-    picture.update(found)
-    assert says in picture.say(found)

@@ -116,9 +116,3 @@ def test_tensors_fail_one_after_another(seed):
 def test_two_percent_of_the_factors_and_all_of_dr():
     lost = infinity.follow(-1.39, C=64).lost
     assert lost == {"keys": 1 / 64, "o": 0, "dv": 0, "dk": 1 / 64, "dr": 1, "dw": 1}
-
-
-@pytest.mark.parametrize("decay", [0.5, float("nan"), -float("inf")])
-def test_bad_decays_are_refused(decay):
-    with pytest.raises(ValueError, match="decay: expected a finite natural-log decay <= 0, got"):
-        infinity.follow(decay)

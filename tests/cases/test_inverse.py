@@ -145,23 +145,6 @@ def test_the_story():
         assert row.measured == row.law == math.inf or 0.2 < row.measured / row.law < 3, row
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: matrix(2.5), "alpha: expected 0 … 2, got 2.5"),
-        (lambda: matrix(w=0.5), "w: expected a natural-log decay <= 0, got 0.5"),
-        (lambda: matrix(C=24), "C: expected a power of two from 2, got 24"),
-        (lambda: matrix(spread=-1.0), "spread: expected 0 or more, got -1.0"),
-        (lambda: invert(matrix(), "lu"), "form: expected one of product, blocks, substitution, got 'lu'"),
-        (lambda: invert(matrix(), rounding="float8"), "rounding: expected one of bfloat16, .*, got 'float8'"),
-    ],
-    ids=["alpha", "w", "C", "spread", "form", "rounding"],
-)
-def test_wrong_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 STORY = dict(alpha=0.9, w=-1e-3, spread=0.0, C=16, rounding="float32")

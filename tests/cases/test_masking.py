@@ -101,13 +101,6 @@ def test_onset_is_measured_for_every_tensor():
     assert {name for name, at in onset("multiply", chunk=16).items() if at < math.inf} == set(TENSORS)
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="mask: expected one of none, multiply, where, before, got 'after'"):
-        run(chunk_of(4, -1.0), "after")
-    with pytest.raises(ValueError, match="tensor: expected one of o, dr, dk, dv, dw, got 'du'"):
-        law("where", tensor="du")
-
-
 @pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("w", [-0.5, -2.9])
 @pytest.mark.parametrize("mask", MASKS)

@@ -5,7 +5,6 @@ import torch
 
 import flakit
 from flakit.cases import over_ranks as case
-from flakit.cases.over_ranks.picture import PRESETS, Picture
 from flakit.ops.common.ranks import decay_map
 
 SETTING = {"ranks": 4, "w": -0.05, "spread": 0.2}
@@ -56,19 +55,3 @@ def test_the_pre_pass_is_the_operators():
     torch.testing.assert_close(dN, torch.autograd.grad(o, state, do)[0])
     sent = decay_map(3, -2).compute(None, [x[name] for name in "rkvw"], None)
     torch.testing.assert_close(factor[..., 0], sent)
-
-
-@pytest.mark.parametrize(
-    ("preset", "says"),
-    [
-        ("the gate of head 0", "enters head 3 from behind is off by 35%, and dv of its first token still by 10%"),
-        ("heads alike", "nothing shows, in any gradient"),
-        ("the first rank's", "that gradient is zero, 100% of it is lost"),
-        ("repaired", "Over 4 ranks every output and every gradient is what one process gives"),
-    ],
-)
-def test_the_picture_says_what_happens(preset, says):
-    shown = case.show(**PRESETS[preset])
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

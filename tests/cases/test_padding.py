@@ -161,22 +161,6 @@ def test_kernel_and_twin_agree_number_for_number(T, op, form):
             assert compare(kernel[name].nan_to_num(), y.nan_to_num()).l2 < FLOAT32, name
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: case.run(case.inputs(20), "wrong"), "form: expected one of chunk, blocks, right, got 'wrong'"),
-        (lambda: case.run(case.inputs(20), op="rwkv7"), "op: expected one of gsa, rwkv6, got 'rwkv7'"),
-        (lambda: case.law(0), "T: expected a whole number of at least 1, got 0"),
-        (lambda: case.inputs(20, uneven=0.0), "uneven: expected a share above 0 and up to 1, got 0.0"),
-        (lambda: case.inputs(20, 1.0), "gate: expected a finite natural-log decay <= 0, got 1.0"),
-    ],
-    ids=["form", "op", "length", "share", "sign"],
-)
-def test_wrong_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_the_limit_is_that_of_the_format():
     assert case.law(3000, dtype=torch.float16) == pytest.approx(LN_MAX[torch.float16] / 48)
 

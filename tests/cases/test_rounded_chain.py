@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flakit.cases import rounded_chain as case
-from flakit.cases.rounded_chain.picture import PRESETS, Picture
 
 
 @pytest.mark.parametrize("way", case.WAYS)
@@ -53,18 +52,3 @@ def test_a_tree_of_products_is_as_far_off_as_a_chain():
         true = true[1::2] @ true[::2]
     off = (M - true).norm() / true.norm()
     assert off.item() == pytest.approx(case.law(64), rel=0.08)
-
-
-@pytest.mark.parametrize(
-    ("preset", "says"),
-    [
-        ("a long chain in TF32", "4 times what storing the result in bfloat16 costs"),
-        ("a short one", "That is reached after 33 chunks"),
-        ("repaired", "three products are added up"),
-    ],
-)
-def test_the_picture_says_what_happens(preset, says):
-    shown = case.show(**PRESETS[preset])
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

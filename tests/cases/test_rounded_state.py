@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flakit.cases import rounded_state as case
-from flakit.cases.rounded_state.picture import PRESETS, Picture
 from flakit.ops.rwkv6 import fused_recurrent_rwkv6
 
 
@@ -45,24 +44,3 @@ def test_an_operator_that_hands_its_state_on_so_stops_as_well():
     assert state.bfloat16().item() == case.run(case.written(300), "bfloat16")[-1] == 256
     whole = fused_recurrent_rwkv6(x, x, x, 0 * x, x[0, 0], output_final_state=True).final_state
     assert whole.item() == 300
-
-
-def test_unknown_writes_are_refused():
-    with pytest.raises(ValueError, match="writes: expected one of all equal, at random, got 'odd'"):
-        case.written(3, "odd")
-
-
-@pytest.mark.parametrize(
-    "preset, says",
-    [
-        ("it counts", "counts to 128"),
-        ("it stops", "From token 256 on the state stands still at 256"),
-        ("random writes", "Writes of both signs"),
-        ("repaired", "rounded to bfloat16 once, at the end: 1024, of 1024"),
-    ],
-)
-def test_the_picture_says_what_happens(preset, says):
-    shown = case.show(**PRESETS[preset], seed=0)
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

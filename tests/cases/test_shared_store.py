@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flakit.cases import shared_store as case
-from flakit.cases.shared_store.picture import PRESETS, Picture
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.inputs import inputs
@@ -47,18 +46,3 @@ def test_the_shares_of_all_blocks_are_the_gradients_and_columns_are_right_alone(
 def test_shares_that_are_added_are_right():
     (row,) = case.at(V=128, block=16, summed=True)
     assert row.law == row.measured == 0
-
-
-@pytest.mark.parametrize(
-    "preset, says",
-    [
-        ("one block", "All 32 columns are one block"),
-        ("two blocks", "2 programs store their shares at one place"),
-        ("repaired", "they are added: the whole sum"),
-    ],
-)
-def test_the_picture_says_what_happens(preset, says):
-    shown = case.show(**PRESETS[preset], seed=0)
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

@@ -30,16 +30,21 @@ def test_law_and_measurement_agree(case):
 # --- an error measure that cannot see ---
 
 
+def accepted(truth, tolerance=blind_measure.TOLERANCE):
+    return blind_measure.run(truth, blind_measure.ratios(truth.double().flatten()), tolerance)
+
+
 def test_the_accepted_share_is_the_tolerance_squared():
     for tolerance in (0.005, 0.02, 0.1):
-        found = blind_measure.run(torch.randn(2**14, 64, generator=torch.Generator().manual_seed(0)), tolerance)
+        truth = torch.randn(2**14, 64, generator=torch.Generator().manual_seed(0))
+        found = accepted(truth, tolerance)
         assert found.share == pytest.approx(blind_measure.law(tolerance), rel=1.5 / math.sqrt(found.lost))
         assert found.share != pytest.approx(tolerance, rel=0.5)
         assert found.errors.l2 <= tolerance
 
 
 def test_other_measures_see_a_single_lost_element():
-    found = blind_measure.run(torch.ones(2**10, 64))
+    found = accepted(torch.ones(2**10, 64))
     assert (found.lost, found.errors.worst) == (1, 1.0) and found.errors.worst_row > 0.1
 
 
@@ -80,18 +85,23 @@ def test_a_measure_is_said_to_accept_where_the_law_lets_go_of_many():
 # --- a guard that forgets ---
 
 
+def lost(w, guard="d < 0"):
+    """The number of pairs j < i whose weight is wrongly 0."""
+    return int(((nan_guard.weights(w, guard) == 0) & (nan_guard.weights(w, "d <= 0") > 0)).sum())
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("C", [1, 7, 64])
 def test_law_counts_the_lost_pairs(C, share):
     w = nan_guard.chunk(C, share)
-    assert nan_guard.lost(w) == nan_guard.law(w)
-    assert nan_guard.lost(w, "d <= 0") == 0
+    assert lost(w) == nan_guard.law(w)
+    assert lost(w, "d <= 0") == 0
 
 
 def test_wrong_counts_are_rejected():
     w = nan_guard.chunk(64, 0.5)
     zeros = int((w == 0).sum())
-    assert nan_guard.lost(w) not in (zeros, zeros * (zeros + 1) // 2, nan_guard.law(w.roll(1)), nan_guard.law(w[:32]))
+    assert lost(w) not in (zeros, zeros * (zeros + 1) // 2, nan_guard.law(w.roll(1)), nan_guard.law(w[:32]))
 
 
 def test_random_decays_hide_the_guard():
@@ -102,9 +112,9 @@ def test_random_decays_hide_the_guard():
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_guard_shows_what_is_measured(share):
     shown = nan_guard.show(C=48, share=share, w=-0.1, seed=3)
-    lost, off = (row.measured for row in nan_guard.at(C=48, share=share, seed=3))
+    pairs, off = (row.measured for row in nan_guard.at(C=48, share=share, seed=3))
     assert torch.equal(shown.guarded, nan_guard.weights(shown.w)) and off == shown.off_by
-    assert int((shown.right - shown.guarded > 0).sum()) == int(shown.lost.sum()) == lost == nan_guard.lost(shown.w)
+    assert int((shown.right - shown.guarded > 0).sum()) == int(shown.lost.sum()) == pairs == lost(shown.w)
     assert torch.equal(shown.off > 0, shown.lost.any(-1))  # an output is off where one of its pairs is lost
 
 
@@ -252,17 +262,22 @@ def test_the_wrong_anchor_is_said_to_break_where_the_law_says_so():
 # --- an anchor from the future ---
 
 
+def moved(anchor, P, T=16, **options):
+    """The largest change of an output before token P."""
+    return future_anchor.show(anchor=anchor, P=P, T=T, block=16, **options).largest
+
+
 @pytest.mark.parametrize("anchor", future_anchor.ANCHORS)
 @pytest.mark.parametrize("T", [6, 16])
 def test_the_verdict_at_every_row(anchor, T):
     for P in range(T):
-        change = future_anchor.run(anchor, P=P, T=T)
+        change = moved(anchor, P, T)
         assert (change > 0) == future_anchor.law(anchor, P=P, T=T), P
         assert change < 1e-5
 
 
 def test_a_law_for_another_row_is_rejected():
-    verdicts = [future_anchor.run("middle", P=P) > 0 for P in range(16)]
+    verdicts = [moved("middle", P) > 0 for P in range(16)]
     assert verdicts != [future_anchor.law("middle", P=P, block=12) for P in range(16)]
     assert verdicts != [future_anchor.law("first", P=P) for P in range(16)]
 
@@ -271,7 +286,7 @@ def test_a_law_for_another_row_is_rejected():
 def test_an_anchor_shows_what_is_measured(anchor, P, T):
     shown = future_anchor.show(anchor=anchor, P=P, T=T, block=16, seed=4)
     _, size = future_anchor.at(anchor=anchor, P=P, T=T, seed=4)
-    assert shown.moved[:P].max().item() == size.measured == future_anchor.run(anchor, P=P, T=T, seed=4)
+    assert shown.moved[:P].max().item() == size.measured == shown.largest
     assert (shown.moved[P:] > 0).all()
     assert (shown.w[0] != shown.w[1]).any(-1).nonzero().flatten().tolist() == [P]
     # A weight that moves before P is one that holds P's decays.
@@ -290,8 +305,12 @@ def test_the_past_is_said_to_move_where_the_law_says_so():
 # --- a test that cannot fail ---
 
 
+def forgotten(x, keep=3):
+    return relative_l2(weak_test.forgetful(x, keep), reference.forward(**x)[0])
+
+
 def test_a_forgetful_operator_passes_the_test_and_nothing_else():
-    fast, real = (weak_test.error(weak_test.inputs(fast=which)) for which in (True, False))
+    fast, real = (forgotten(weak_test.inputs(fast=which)) for which in (True, False))
     assert fast < weak_test.TOLERANCE < real / 10
     assert fast != pytest.approx(weak_test.law(2), rel=0.5) and fast != pytest.approx(weak_test.law(4), rel=0.5)
 
@@ -299,7 +318,7 @@ def test_a_forgetful_operator_passes_the_test_and_nothing_else():
 def test_keeping_every_token_is_right():
     x = weak_test.inputs(fast=False, T=12, K=8)
     torch.testing.assert_close(weak_test.forgetful(x, 12), reference.forward(**x)[0])
-    assert weak_test.error(x, 11) > 0
+    assert forgotten(x, 11) > 0
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "real"])
@@ -321,7 +340,7 @@ def test_a_weak_test_shows_what_is_measured():
     rows = weak_test.at(keep=2, K=16, T=64, seed=5)
     both = [weak_test.inputs(fast=fast, T=64, K=16, seed=5) for fast in (True, False)]
     assert shown.off == (rows[0].measured, rows[2].measured)
-    assert shown.off == pytest.approx([weak_test.error(x, 2) for x in both], rel=1e-9)
+    assert shown.off == pytest.approx([forgotten(x, 2) for x in both], rel=1e-9)
     # Of the test's inputs all that is lost is nearly all of it the first token that is; of the model's it is not.
     assert shown.seen[0][2] == pytest.approx(shown.off[0], rel=0.05)
     assert shown.seen[1][2] < 0.8 * shown.off[1]
@@ -333,24 +352,6 @@ def test_the_test_is_said_to_pass_where_the_law_is_below_its_tolerance():
         said = picture.say(weak_test.show(keep=keep, K=32, T=128))
         passes = weak_test.law(keep) < weak_test.TOLERANCE
         assert ("the test passes it" in said, "the test catches it" in said) == (passes, not passes)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: blind_measure.at(size=65), "size: expected a multiple of 64, got 65"),
-        (lambda: nan_guard.weights(torch.zeros(3), "d != 0"), "guard: expected one of d < 0, d <= 0, got 'd != 0'"),
-        (lambda: clamping.at(anchor=17), "anchor: expected a token 0 ... 15, or 16 for behind the last, got 17"),
-        (lambda: wrong_head_anchor.at(H=0), "H, block: expected at least 1 head and 2 rows, got 0 and 16"),
-        (lambda: future_anchor.at(P=16), "P: expected a token 0 ... 15, got 16"),
-        (lambda: future_anchor.at(anchor="last"), "anchor: expected one of middle, first, pair, got 'last'"),
-        (lambda: weak_test.at(keep=0), "keep: expected at least 1 token, got 0"),
-    ],
-    ids=lambda x: x.split(":")[0] if isinstance(x, str) else "",
-)
-def test_errors_name_the_argument(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
 
 
 @pytest.mark.parametrize("decay", ["rwkv7", "rwkv6-init", "uniform", "none", -0.01], ids=str)
@@ -399,5 +400,5 @@ def test_clamping_kernel_and_twin_agree(anchor, exclusive):
     ("anchor", "P", "T"), [("middle", 5, 16), ("middle", 9, 16), ("middle", 5, 6), ("first", 5, 16)]
 )
 def test_future_anchor_kernel_and_law_agree(anchor, P, T):
-    size = future_anchor.run(anchor, P=P, T=T, backend="triton")
+    size = moved(anchor, P, T, backend="triton")
     assert (size > 0) == future_anchor.law(anchor, P=P, T=T) and size < 1e-5

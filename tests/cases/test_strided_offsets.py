@@ -125,16 +125,3 @@ def test_shows_what_is_measured(name, raw):
     assert shown.offsets == offsets and shown.read == (case.in_memory(offsets, name) if raw else offsets)
     share = case.law(shown.offsets, shown.read)
     assert ("very output is right" in Picture(6.0).say(shown)) == (share.wrong == 0)
-
-
-def test_says_how_many_and_when_it_is_luck():
-    knobs = {"layout": "column of (begin, end)", "raw": True, "length": 10, "seed": 0}
-    assert "right by chance" in Picture(6.0).say(case.show(sequences=1, **knobs))
-    said = Picture(6.0).say(case.show(sequences=5, **knobs))
-    assert "Of 35 tokens 13 come out wrong: none because its program begins elsewhere, and 13 are never" in said
-
-
-def test_errors_name_the_argument():
-    for call in (case.layout, case.in_memory):
-        with pytest.raises(ValueError, match="layout: expected one of contiguous, .* got 'a row'"):
-            call(torch.arange(3), "a row")

@@ -85,8 +85,3 @@ def test_reproduce():
     rows = case.reproduce()
     assert len(rows) == 4 and all(row.law == pytest.approx(row.measured) for row in rows)
     assert rows[1].law == 1 - (math.gcd(99, 3) + 1) / 400
-
-
-def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="layout: expected one of contiguous, .* got 'column major'"):
-        case.law("column major", (1, 1, 1, 1))

@@ -65,9 +65,3 @@ def test_where_one_is_missing_the_error_says_how_to_get_it(missing, monkeypatch)
     monkeypatch.setattr(trainer, "version", version)
     with pytest.raises(ImportError, match=r"pip install \"flakit\[trainer\]\""):
         trainer.run()
-
-
-@pytest.mark.parametrize("arguments", [{"contract": "none"}, {"accumulation": 3}], ids=["contract", "accumulation"])
-def test_bad_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))}: expected"):
-        trainer.run(**arguments)

@@ -162,24 +162,6 @@ def test_on_a_gpu(K, V):
     torch.testing.assert_close(twin.dr, kernel.dr, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: case.law(8, 8, 12, 12), "BK: expected a power of two, got 12"),
-        (lambda: case.wrong(8, 8, 16, 32), "BK, BV: expected a square tile, got 16 x 32"),
-        (lambda: case.run(case.inputs(8, 8), 16, 64), r"got a mask \[16, 64\] for a tile \[64, 16\]"),
-        (
-            lambda: case.run(case.inputs(8, 8), backend="cuda"),
-            "backend: expected one of .*, got 'cuda'",
-        ),
-    ],
-    ids=["tile", "rectangular map", "rectangular run", "backend"],
-)
-def test_errors_name_the_argument(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
-
-
 @pytest.mark.full
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_the_case_imports_without_triton():
@@ -212,14 +194,6 @@ def test_shows_what_is_measured(how):
     assert (f"{row.measured} entries of the state are not loaded" in said) == (row.law > 0)
     assert (shown.dr < 1e-6) == (row.law == 0)
     assert ("A test with these sizes sees nothing" in said) == (row.law == 0 and shown.transposed)
-
-
-@pytest.mark.parametrize(
-    ("K", "V", "why"), [(64, 96, "multiples of the tile"), (20, 20, "fits into one tile")], ids=["multiples", "small"]
-)
-def test_says_why_it_is_hidden(K, V, why):
-    picture, shown = drawn(K=K, V=V)
-    assert why in picture.say(shown)
 
 
 def hatched(picture):

@@ -5,7 +5,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flakit.cases import unscaled_term as case
-from flakit.cases.unscaled_term.picture import PRESETS, Picture
 
 SCALES = (2.0**-6, 1 / 8, 0.1, 1.0, 3.0, 2.0**16)
 
@@ -50,8 +49,6 @@ def test_at_one_all_ways_are_the_same_and_the_derivative_of_the_term():
     for other in others:
         torch.testing.assert_close(first, other, rtol=1e-12, atol=1e-18)
     assert torch.autograd.gradcheck(lambda y: loss_of(y, case.WAYS[2]), x)
-    with pytest.raises(ValueError, match="way: expected one of"):
-        case.with_term(x.sum(), x, "none")
 
 
 def test_a_backward_pass_that_is_linear_gives_zero_for_zero():
@@ -80,19 +77,3 @@ def test_parts_that_are_accumulated_have_the_term_so_many_times(parts):
     torch.testing.assert_close(accumulated(case.WAYS[0]) - alone, parts * case.pull(x).detach(), rtol=1e-6, atol=1e-12)
     for way in case.WAYS[1:]:
         torch.testing.assert_close(accumulated(way) - alone, case.pull(x).detach(), rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "preset, says",
-    [
-        ("no scale", "It has its full size, whether it looks"),
-        ("in 8 parts", "it is 8 times as large as it should be"),
-        ("a loss scaler", "The loss is multiplied by 65,536"),
-        ("repaired", "multiplied along with it, and has its full size"),
-    ],
-)
-def test_the_picture_says_what_happens(preset, says):
-    shown = case.show(**PRESETS[preset], seed=0)
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flakit.cases import unwritten_rows as case
-from flakit.cases.unwritten_rows.picture import Picture
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 
@@ -53,16 +52,3 @@ def test_our_operators_make_the_true_weight_gradient(form):
     dk = evaluate("rwkv6", x, form=form)["dk"][0, :, 0]
     assert torch.equal(case.weight_gradient(dk), case.weight_gradient(torch.cat((dk[:47], torch.zeros(13, 16)))))
     assert dk[:47].any()
-
-
-def test_unknown_memory_is_refused():
-    with pytest.raises(ValueError, match="memory: expected one of zeros, an earlier tensor, NaN, got 'rust'"):
-        case.run(torch.ones(3, case.CHANNELS), 2, "rust")
-
-
-@pytest.mark.parametrize("memory, says", [("NaN", "every number of it is NaN"), ("an earlier tensor", "is off by 0.5")])
-def test_the_picture_says_what_is_wrong(memory, says):
-    shown = case.show(tokens=100, padding=28, memory=memory, times=1.0, zeroed=False, seed=0)
-    picture = Picture(8)
-    picture.update(shown)
-    assert says in picture.say(shown)

@@ -82,7 +82,9 @@ def run(
         tensors = _own_form(of, inputs, do, chunk)
     else:
         tensors = chunked.outputs | chunked.backward(split_chunks(do, chunk, torch.float32))
-    order = TENSORS[op] + tuple(f"dinitial{name.removeprefix('final')}" for name in of.finals if _starts(inputs))
+    order = TENSORS[op] + tuple(
+        f"dinitial{name.removeprefix('final')}" for name in of.finals if inputs.get("initial_state") is not None
+    )
     return Run(scheme, {name: tensors[name] for name in order}, chunked.A)
 
 
@@ -108,10 +110,6 @@ class _Kernel(Products):
     def _layout(self) -> dict:
         at = KERNEL_ANCHORS[self.scheme.name]
         return {"block": self.tiles[0].rows.stop, "anchor": at, "across": self.scheme.across}
-
-
-def _starts(inputs: Mapping[str, Tensor]) -> bool:
-    return inputs.get("initial_state") is not None
 
 
 def _own_form(of, inputs: Mapping[str, Tensor], do: Tensor, chunk: int) -> dict[str, Tensor]:

@@ -171,20 +171,13 @@ def at(
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> list[Row]:
     """Compare the prediction with the report of anomaly detection, for one length and gate of `padding`."""
-    result, seen = _run(T, gate, op, form)
+    shown = show(T=T, gate=gate, op=op, form=form)
     predicted, what = law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
     return [
-        Row(f"{what}: anomaly detection", math.nan, predicted, result.words),
-        Row(f"{what}: first bad operation", math.nan, math.nan, _first(seen)),
-        Row(f"{what}: o finite", math.nan, True, bool(result.o.isfinite().all())),
+        Row(f"{what}: anomaly detection", math.nan, predicted, shown.words),
+        Row(f"{what}: first bad operation", math.nan, math.nan, _first(shown.operations)),
+        Row(f"{what}: o finite", math.nan, True, not (shown.nan["o"] + shown.inf["o"]).any()),
     ]
-
-
-@lru_cache(maxsize=16)
-def _run(T: int, gate: float, op: str, form: str) -> tuple[Report, list[Operation]]:
-    x = padding.inputs(T, gate, op=op, K=4, M=4)
-    call = operator(op, padding.products(T, form))
-    return report(call, x), operations(call, x)
 
 
 @dataclass(frozen=True)
@@ -200,14 +193,17 @@ class Shown:
     """The fraction of each token's values that are NaN or inf, [T], for o and the gradients in the node's order."""
 
 
+@lru_cache(maxsize=16)
 def show(*, T: int, gate: float, op: str, form: str) -> Shown:
-    result, seen = _run(T, gate, op, form)
+    """Return what is behind `at`."""
+    x, call = padding.inputs(T, gate, op=op, K=4, M=4), operator(op, padding.products(T, form))
+    result = report(call, x)
     tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}
     shares = [
         {name: kind(y)[0].flatten(1).double().mean(1) for name, y in tensors.items()}
         for kind in (torch.isnan, torch.isinf)
     ]
-    return Shown(result.words, seen, *shares)
+    return Shown(result.words, operations(call, x), *shares)
 
 
 def reproduce() -> list[Row]:

@@ -96,7 +96,7 @@ class Picture(Drawing):
 
         ax = self._returned.ax
         if self.changed(names, tokens):
-            labels = [WORDS.say("output", n=_output(shown, name), name=name) for name in names[1:]]
+            labels = [WORDS.say("output", n=n, name=name) for n, name in enumerate(names[1:])]
             ax.set_yticks(range(len(names)), [WORDS["o"], *labels])
         lost = {"NaN": _rows(shown.nan) > 0, "inf": _rows(shown.inf) > 0}
         self._returned.update(np.zeros((len(names), tokens)), finite=np.ones((len(names), tokens), bool))
@@ -146,11 +146,6 @@ class Picture(Drawing):
 def _number(seen: list[Operation], at: int) -> int:
     """Its number in its pass, from 1."""
     return 1 + sum(each.backward == seen[at].backward for each in seen[:at])
-
-
-def _output(shown: Shown, name: str) -> int:
-    """The index of a gradient among the node's outputs."""
-    return list(shown.nan).index(name) - 1
 
 
 def _rows(shares) -> np.ndarray:

@@ -35,18 +35,16 @@ def law(tolerance: float = TOLERANCE) -> float:
     return tolerance**2
 
 
-def run(truth: Tensor, tolerance: float = TOLERANCE) -> Accepted:
-    """Zero elements one by one until |got - truth| / |truth| exceeds the tolerance; return the last accepted state."""
-    return _accepted(truth, ratios(truth.detach().double().flatten()), tolerance)
-
-
 def ratios(flat: Tensor) -> Tensor:
     """Return |got - truth| / |truth| with the first 1, 2, 3, ... elements zeroed, [N] from the truth [N]."""
     return flat.square().cumsum(0).sqrt() / flat.norm()
 
 
-def _accepted(truth: Tensor, ratio: Tensor, tolerance: float) -> Accepted:
-    """ratio: `ratios` of the truth."""
+def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
+    """Zero elements one by one until |got - truth| / |truth| exceeds the tolerance; return the last accepted state.
+
+    ratio: `ratios` of the truth.
+    """
     lost = int((ratio <= tolerance).sum())
     got = truth.detach().double().flatten().clone()
     got[:lost] = 0
@@ -86,7 +84,7 @@ def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)
-    accepted = _accepted(truth, ratio, tolerance)
+    accepted = run(truth, ratio, tolerance)
     rows = min(len(truth), max(16, 2 * math.ceil(accepted.lost / 64)))
     counts = torch.logspace(0, math.log10(size), 1 + int(24 * math.log10(size)), dtype=torch.float64).long().unique()
     return Shown(

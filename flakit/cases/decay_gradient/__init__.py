@@ -38,7 +38,7 @@ from ...ops.common.decay import sum_after, sum_before
 from ...ops.rwkv6 import chunk_rwkv6
 from ...ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from ..knobs import Range
-from ..laws import Row, kept_in_gradients, kept_in_states
+from ..laws import Row, kept_in_gradients, kept_in_states, rounded
 from ..published import published_rwkv6
 
 FORMULAS = {
@@ -65,8 +65,7 @@ def round_to(x: Tensor, rounding: str) -> Tensor:
     one_of("rounding", rounding, ROUNDINGS)
     if rounding != "tf32":
         return x.to(getattr(torch, rounding)).to(x.dtype)
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2 ** ROUNDINGS["tf32"]).round() / 2 ** ROUNDINGS["tf32"], exponent)
+    return rounded(x, ROUNDINGS["tf32"])
 
 
 def identity(r: Tensor, k: Tensor, dr: Tensor, dk: Tensor, at_end: Tensor | None = None) -> Tensor:
@@ -81,23 +80,14 @@ def identity(r: Tensor, k: Tensor, dr: Tensor, dk: Tensor, at_end: Tensor | None
 
 
 def dw_by_formula(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    do: Tensor,
-    *,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    dfinal_state: Tensor | None = None,
-    rounding: str = "bfloat16",
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, rounding: str = "bfloat16", **options
 ) -> dict[str, Tensor]:
     """Compute dw [B, T, H, K] by the first three `FORMULAS`, all from the same dr and dk.
 
     r, k, w: [B, T, H, K], w natural log <= 0; v, do: [B, T, H, V]. The bonus u does not contribute to dw. Arithmetic
-    is float32 (float64 for float64 inputs).
+    is float32 (float64 for float64 inputs). options: scale, initial_state and dfinal_state, [B, H, K, V] each.
     """
-    dr, dk, direct, at_end = _gradients(r, k, v, w, do, scale, initial_state, dfinal_state)
+    dr, dk, direct, at_end = _gradients(r, k, v, w, do, **options)
     return {
         "direct": direct,
         "identity": identity(r, k, dr, dk, at_end),
@@ -280,11 +270,14 @@ LAWS = {"direct": 1.08, "identity-rounded": 1.35}
 """The formulas with a law, and the factor within which it holds for random inputs."""
 
 
-def predictions(
-    *, T: int, decay: str | float, rounding: str, H: int = 2, K: int = 64, seed: int = 0
-) -> dict[str, float]:
-    """Predict `errors`, by formula."""
-    w = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)["w"]
+def predictions(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
+    """Predict `errors`, by formula; not in float32, where the running sums round as much as dr and dk, nor in float64.
+
+    H and K are the defaults of `errors`.
+    """
+    if rounding in ("float32", "float64"):
+        return {}
+    w = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)["w"]
     exact = rounding == "tf32" or not w.exp().any()  # not rounded when stored, or zero
     stored = 0.0 if exact else 2.0 ** -ROUNDINGS[rounding] / math.sqrt(6)
     return {"direct": stored, "identity-rounded": math.hypot(stored, law_for(w, rounding))}
@@ -302,26 +295,14 @@ def at(
 
 
 def _rows(told: Mapping[str, float], setting: dict) -> list[Row]:
-    measured, law = errors(**setting), _laws(**setting)
+    measured, law = errors(**setting), predictions(**setting)
     rounding, decay, T = (setting[name] for name in ("rounding", "decay", "T"))
-    return [
-        Row(
-            f"{rounding}, {decay}, T = {T}: {name}",
-            told.get(name, math.nan),
-            law.get(name, math.nan),
-            error,
-            LAWS.get(name, 1) - 1,
-        )
-        for name, error in measured.items()
-        if not (name == "direct" and rounding == "tf32")
-    ]
-
-
-def _laws(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
-    """Return `predictions` if they apply: in float32 the running sums round as much as dr and dk; float64 is exact."""
-    if rounding in ("float32", "float64"):
-        return {}
-    return predictions(T=T, decay=decay, rounding=rounding, seed=seed)
+    rows = []
+    for name, error in measured.items():
+        if not (name == "direct" and rounding == "tf32"):
+            what = f"{rounding}, {decay}, T = {T}: {name}"
+            rows.append(Row(what, told.get(name, math.nan), law.get(name, math.nan), error, LAWS.get(name, 1) - 1))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -348,7 +329,7 @@ class Shown:
 def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
     """Return the tensors behind `at`, for the first channel."""
     setting = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
-    run, laws, first = _run(T, decay, rounding, 2, 64, seed), _laws(**setting), (0, slice(None), 0, 0)
+    run, laws, first = _run(T, decay, rounding, 2, 64, seed), predictions(**setting), (0, slice(None), 0, 0)
     read, written = (x * dx for x, dx in ((run.r[first], run.dr[first]), (run.k[first], run.dk[first])))
     later = [x.flip(0).cumsum(0).flip(0) for x in (read, written)]
     K = V = run.w.shape[-1]
@@ -371,8 +352,8 @@ def reproduce(seed: int = 0) -> list[Row]:
     rows, (_, theirs) = [], published()
     told = {"bfloat16": {256: 3.5e-2, 1024: 7.7e-2, 4096: 1.6e-1}, "float16": {256: None, 1024: None}}
     for rounding, lengths in (told | {"float32": told["float16"]}).items():
-        for T, rounded in lengths.items():
-            recorded = {"identity-rounded": rounded, "direct": 1.7e-3} if rounded else {}
+        for T, error in lengths.items():
+            recorded = {"identity-rounded": error, "direct": 1.7e-3} if error else {}
             setting = {"T": T, "decay": "logsigmoid", "rounding": rounding, "seed": seed}
             rows += [row for row in _rows(recorded, setting) if not row.what.endswith("same-operands")]
     for kernel, rounding, factor in (("recurrent", "float32", 4), ("chunk", "tf32", 1.35)):

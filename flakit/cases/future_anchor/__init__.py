@@ -68,44 +68,6 @@ def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
     return where is not None and 0 < P <= where(block, T)
 
 
-def run(
-    anchor: str,
-    *,
-    P: int,
-    T: int = 16,
-    block: int = 16,
-    K: int = 32,
-    change: float = 0.37,
-    seed: int = 0,
-    backend: str = "torch",
-) -> float:
-    """Return the largest change of an output before P, relative to their RMS, if the decays at P grow by `change`."""
-    moved = _moved(*_both(anchor, *_drawn(P, T, K, change, seed), block=block, backend=backend), P)
-    return moved[:P].max().item() if P else 0.0
-
-
-def _drawn(P: int, T: int, K: int, change: float, seed: int) -> tuple[Tensor, ...]:
-    """Draw q, k, v, w, and decays that differ from w only at P, [T, K] each."""
-    q, k, v, w = torch.randn(4, T, K, generator=torch.Generator().manual_seed(seed))
-    w = -w.abs()
-    later = w.clone()
-    later[P] -= change
-    return q, k, v, w, later
-
-
-def _both(
-    anchor: str, q: Tensor, k: Tensor, v: Tensor, w: Tensor, later: Tensor, *, block: int, backend: str = "torch"
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs with either decays."""
-    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend) for decays in (w, later))
-    return before, after
-
-
-def _moved(before: Tensor, after: Tensor, P: int) -> Tensor:
-    """Return the largest change of each output [T], relative to the RMS of those before P (of all if P is 0)."""
-    return (after - before).abs().amax(-1) / before[: P or None].square().mean().sqrt()
-
-
 @dataclass(frozen=True)
 class Shown:
     """One block before and after its decays at P change, by token."""
@@ -120,24 +82,33 @@ class Shown:
     own: tuple[Tensor, Tensor]
     """The weight of every token's own pair [T, K], e^{g - n} e^{n - g}, which is 1."""
     moved: Tensor
-    """The largest change of each output [T], relative to the RMS of the outputs before P."""
+    """The largest change of each output [T], relative to the RMS of the outputs before P (of all if P is 0)."""
+
+    @property
+    def largest(self) -> float:
+        """The largest change of an output before P."""
+        return self.moved[: self.P].max().item() if self.P else 0.0
 
 
-def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0) -> Shown:
-    """Return the tensors behind `at`. ValueError for P or T outside the block."""
+def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0, backend: str = "torch") -> Shown:
+    """Return the tensors behind `at`. backend: as in `outputs`. ValueError for P or T outside the block."""
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
     if T > block:
         raise ValueError(f"T: expected at most the {block} rows of a block, got {T}")
-    q, k, v, w, later = _drawn(P, T, K=32, change=0.37, seed=seed)
-    before, after = _both(anchor, q, k, v, w, later, block=block)
+    q, k, v, w = torch.randn(4, T, 32, generator=torch.Generator().manual_seed(seed))
+    w = -w.abs()
+    later = w.clone()
+    later[P] -= 0.37
+    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend) for decays in (w, later))
+    moved = (after - before).abs().amax(-1) / before[: P or None].square().mean().sqrt()
     row = ANCHORS[anchor] and ANCHORS[anchor](block, T)
     g = [_cumulative(decays) for decays in (w, later)]
     if row is None:
         exponents, own = [torch.zeros_like(x) for x in g], [torch.ones_like(x) for x in g]
     else:
         exponents, own = [x - x[row] for x in g], [torch.mul(*_factors(x, row)) for x in g]
-    return Shown(P, row, (w, later), tuple(exponents), tuple(own), _moved(before, after, P))
+    return Shown(P, row, (w, later), tuple(exponents), tuple(own), moved)
 
 
 def at(
@@ -149,8 +120,7 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """Compare law and measurement for one anchor and the token P whose decays change, in a block with T rows."""
-    moved = show(anchor=anchor, P=P, T=T, block=block, seed=seed).moved
-    size = moved[:P].max().item() if P else 0.0
+    size = show(anchor=anchor, P=P, T=T, block=block, seed=seed).largest
     what = f"anchor: {anchor}, decays at {P} of {T} change: outputs before it change"
     return [
         Row(what, math.nan, law(anchor, P=P, T=T, block=block), size > 0),

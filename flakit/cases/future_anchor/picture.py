@@ -112,13 +112,11 @@ class Picture(Drawing):
         self._line.set_xdata([P - 0.5, P - 0.5])
 
     def say(self, shown: Shown) -> str:
-        before = shown.moved[: shown.P]
-        count = int((before > 0).sum())
+        count = int((shown.moved[: shown.P] > 0).sum())
         if shown.P == 0:
             return WORDS["first"]
         kind = "future" if count else "pair" if shown.row is None else "past"
-        size = error(float(before.max()))
-        return WORDS.say(kind, P=shown.P, row=shown.row, count=count, size=size)
+        return WORDS.say(kind, P=shown.P, row=shown.row, count=count, size=error(shown.largest))
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
         t = cell.column

@@ -108,12 +108,6 @@ def fatal_step(kernel: str = "none") -> int:
     return int(_stored()[f"{one_of('kernel', kernel, FATAL)}/step"])
 
 
-def lost_tensors(kernel: str = "none") -> tuple[str, ...]:
-    """Return the recorded non-finite tensors of the fatal step: the operator's output and gradients, then the weights'
-    gradients."""
-    return tuple(_table().meta[f"lost, {one_of('kernel', kernel, FATAL)}"].split())
-
-
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
     """Return the model and its optimizer before the fatal step of a kernel."""
     stored, model = _stored(), initial()

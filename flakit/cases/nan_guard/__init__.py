@@ -44,15 +44,6 @@ def law(w: Tensor) -> int:
     return lost
 
 
-def lost(w: Tensor, guard: str = "d < 0") -> int:
-    """Measure the counterpart of `law`: the number of pairs j < i whose weight is wrongly 0."""
-    return int(_lost(weights(w, guard), weights(w, "d <= 0")).sum())
-
-
-def _lost(guarded: Tensor, right: Tensor) -> Tensor:
-    return (guarded == 0) & (right > 0)
-
-
 def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) -> Tensor:
     """Draw log decays [C], float64: a fraction of about `share` exactly 0, the others w."""
     keep = torch.rand(C, generator=torch.Generator().manual_seed(seed)) < share
@@ -86,8 +77,8 @@ def show(*, C: int, share: float, w: float, seed: int = 0) -> Shown:
     guarded, right = (weights(decays, guard) for guard in GUARDS)
     faulty, true = ((q @ k.T * each) @ v for each in (guarded, right))
     off = ((faulty - true).norm(dim=-1) / true.norm(dim=-1)).nan_to_num(0.0)
-    g = decays.cumsum(0)
-    return Shown(decays, g[:, None] - g[None, :], right, guarded, _lost(guarded, right), off, relative_l2(faulty, true))
+    g, lost = decays.cumsum(0), (guarded == 0) & (right > 0)
+    return Shown(decays, g[:, None] - g[None, :], right, guarded, lost, off, relative_l2(faulty, true))
 
 
 def at(

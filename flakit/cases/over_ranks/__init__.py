@@ -96,13 +96,9 @@ class Shown:
         return T // self.ranks
 
 
+@functools.lru_cache(maxsize=16)
 def show(*, ranks: int, w: float, spread: float, fault: str, seed: int = 0) -> Shown:
     """Return the errors behind `at`."""
-    return _show(ranks, w, spread, fault, seed)
-
-
-@functools.lru_cache(maxsize=16)
-def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)
@@ -111,7 +107,7 @@ def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
     u, first = torch.zeros(H, K, dtype=torch.float64), torch.randn(1, H, K, K, generator=generator, dtype=torch.float64)
 
     def run(own: slice, state: Tensor, D: Tensor | None):
-        leaves = [x[:, own].clone().requires_grad_() for x in (v,)] + [state.clone().requires_grad_()]
+        leaves = [x.clone().requires_grad_() for x in (v[:, own], state)]
         inputs = r[:, own], k[:, own], leaves[0], gate[:, own], u
         o, left = chunk_rwkv6(*inputs, scale=1.0, initial_state=leaves[1], output_final_state=True, backend="torch")
         arrives = (do[:, own], torch.zeros_like(left) if D is None else D)
@@ -133,7 +129,10 @@ def _show(ranks: int, w: float, spread: float, fault: str, seed: int) -> Shown:
     results = [run(own, S, D) for own, S, D in zip(slices, states, entering[True], strict=True)]
     o, dv = (torch.cat([each[n] for each in results], 1) for n in (0, 2))
     dfirst = torch.zeros_like(first) if fault == FAULTS[1] else results[0][3]
-    off = [[_error(a[0, h], b[0, h]) for a, b in zip(entering[True], entering[False], strict=True)] for h in range(H)]
+    off = [
+        [relative_l2(a[0, h], b[0, h]) if b.any() else 0.0 for a, b in zip(*entering.values(), strict=True)]
+        for h in range(H)
+    ]
     return Shown(
         fault,
         ranks,
@@ -154,10 +153,6 @@ def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
     signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
     return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))
-
-
-def _error(got: Tensor, true: Tensor) -> float:
-    return relative_l2(got, true) if true.any() else 0.0
 
 
 def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int = 0) -> float:

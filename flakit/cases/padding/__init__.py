@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,18 +229,6 @@ def onset(
     return search(finite, near=[law(T, form, **options)], tolerance=tolerance, highest=highest)[name]
 
 
-def lost_rows(lost: Tensor) -> list[range]:
-    """Return the tokens at which any element of a boolean tensor [B, T, H, *] is True, as ranges."""
-    bad = lost.flatten(2).any(-1).any(0).nonzero()[:, 0].tolist()
-    runs = []
-    for t in bad:
-        if runs and runs[-1].stop == t:
-            runs[-1] = range(runs[-1].start, t + 1)
-        else:
-            runs.append(range(t, t + 1))
-    return runs
-
-
 def exponents(
     inputs: Mapping[str, Tensor],
     form: str = "chunk",
@@ -339,30 +328,23 @@ def _onset(T: int, form: str, op: str, **sizes) -> float:
     return onset(T, form, op=op, highest=1e4, **sizes)
 
 
-def _lost(
-    T: int,
-    gate: float,
-    told: str,
-    form: str,
-    op: str,
-    uneven: float = 1.0,
-    K: int = 4,
-    chunk: int = 64,
-    block: int = 16,
-) -> Row:
-    x, results = _run(T, gate, form, op, uneven, K, chunk=chunk, block=block)
-    law, measured = (
-        tokens(lost)
-        for lost in (predicted(x, form, op=op, chunk=chunk, block=block), ~results[KEY_GRADIENT[op]].isfinite())
-    )
+def _lost(T: int, gate: float, told: str, form: str, op: str, uneven: float = 1.0, K: int = 4, **sizes) -> Row:
+    x, results = _run(T, gate, form, op, uneven, K, **sizes)
+    law = tokens(predicted(x, form, op=op, **sizes))
+    measured = tokens(~results[KEY_GRADIENT[op]].isfinite())
     if not results["o"].isfinite().all():
         measured += ", and o"
     return Row(f"T = {T}, g = {gate:g}: tokens lost", told, law, measured)
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:
-    """Format `lost_rows`, counted from token `first`: "96 … 111", or "none"."""
-    return ", ".join(f"{first + run.start} … {first + run.stop - 1}" for run in lost_rows(lost)) or "none"
+    """Name the tokens at which any element of a boolean tensor [B, T, H, *] is True: "96 … 111", or "none".
+
+    first: the number of the tensor's first token.
+    """
+    at = first + lost.flatten(2).any(-1).any(0).nonzero()[:, 0].cpu().numpy()
+    runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
+    return ", ".join(f"{run[0]} … {run[-1]}" for run in runs if len(run)) or "none"
 
 
 @dataclass(frozen=True)
@@ -415,14 +397,9 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
     """Apply the thread's clamp to a gate below it: whether the fault remains, and the error of the clamp."""
     at, gate = bound(op), 4 * bound(op)
     result = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
-    named = "|f| < 20" if op == "gsa" else "|w| < 12"
+    named, finite = "|f| < 20" if op == "gsa" else "|w| < 12", -at < law(T, form, **sizes)
     return [
-        Row(
-            f"{op}, T = {T}, {named}, gates clamped at {at:.3g}: gradient finite",
-            math.nan,
-            -at < law(T, form, **sizes),
-            result.finite,
-        ),
+        Row(f"{op}, T = {T}, {named}, gates clamped at {at:.3g}: gradient finite", math.nan, finite, result.finite),
         Row(f"{op}, T = {T}, gates of {gate:.3g} clamped at {at:.3g}: o off by", math.nan, math.nan, result.error),
     ]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...numerics.errors import relative_l2
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Row, rounded
 
 K, CHUNK = 64, 64
 BITS = {"bfloat16": 8, "TF32": 11, "three TF32": 11, "float32": 24}
@@ -43,12 +43,6 @@ def _rounding() -> float:
 
 ROUNDED = _rounding()
 """0.43; elements of an orthogonal matrix of K = 64 rows are nearly normal, of variance 1 / 64."""
-
-
-def rounded(x: Tensor, bits: int) -> Tensor:
-    """Round x to `bits` significand bits, to nearest."""
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
 
 
 def product(x: Tensor, y: Tensor, way: str) -> Tensor:
@@ -99,13 +93,9 @@ class Shown:
     law: tuple[float, ...]
 
 
+@functools.lru_cache(maxsize=16)
 def show(*, chunks: int, way: str, seed: int = 0) -> Shown:
     """Return the errors behind `at`."""
-    return _show(chunks, way, seed)
-
-
-@functools.lru_cache(maxsize=16)
-def _show(chunks: int, way: str, seed: int) -> Shown:
     true = got = torch.eye(K, dtype=torch.float64)
     counts, errors, laws = [], [], []
     for n, M in enumerate(transitions(chunks, seed), 1):

@@ -106,11 +106,9 @@ def at(
 ) -> list[Row]:
     """Compare the final state with the law, after so many writes without decay."""
     shown = show(tokens=tokens, dtype=dtype, writes=writes, between=between, seed=seed)
-    label = (
-        f"{tokens} writes, {writes}, {dtype} at each token"
-        if between
-        else f"{tokens} writes, {writes}, {dtype} at last"
-    )
+    label = f"{tokens} writes, {writes}, {dtype} at each token"
+    if not between:
+        label = f"{tokens} writes, {writes}, {dtype} at last"
     if writes == WRITES[1]:
         limit = 4 * spread(shown.true, dtype, between)
         return [Row(f"{label}: the state is off by no more than its roundings", math.nan, True, shown.lost <= limit)]

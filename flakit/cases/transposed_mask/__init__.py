@@ -76,21 +76,17 @@ def run(
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u", "initial_state")}
     do, scale = cotangents("rwkv6", inputs)[0].float(), x["k"].shape[-1] ** -0.5
-    if choose_backend(backend, x["k"]) == "triton":
-        return _run_kernel(x, do, scale, BK, BV, transposed)
     state = x["initial_state"]
+    if choose_backend(backend, x["k"]) == "triton":
+        from .kernel_triton import read_grads
+
+        heads = [y.transpose(1, 2).flatten(0, 1) for y in (x["k"], x["v"], x["w"], do)]
+        results = read_grads(*heads, state.flatten(0, 1), scale, BK, BV, transposed)
+        dr, seen = (y.unflatten(0, state.shape[:2]) for y in results)
+        return Run(seen, dr.transpose(1, 2))
     seen = torch.where(loaded(*state.shape[-2:], BK, BV, transposed=transposed).to(state.device), state, 0.0)
     dr, *_ = reference.backward(**{**x, "initial_state": seen}, scale=scale, do=do, dfinal_state=None)
     return Run(seen, dr)
-
-
-def _run_kernel(x: Mapping[str, Tensor], do: Tensor, scale: float, BK: int, BV: int, transposed: bool) -> Run:
-    from .kernel_triton import read_grads
-
-    B, H = x["initial_state"].shape[:2]
-    heads = [y.transpose(1, 2).flatten(0, 1) for y in (x["k"], x["v"], x["w"], do)]
-    dr, seen = read_grads(*heads, x["initial_state"].flatten(0, 1), scale, BK, BV, transposed)
-    return Run(seen.unflatten(0, (B, H)), dr.unflatten(0, (B, H)).transpose(1, 2))
 
 
 def loaded(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:

@@ -112,13 +112,9 @@ class Shown:
     """The relative L2 error of all heads' scores with the wrong anchor."""
 
 
+@functools.lru_cache(maxsize=1)
 def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown:
     """Return the tensors behind `at` at log decay w. ValueError for fewer than 1 head or 2 rows."""
-    return _show_once(H, block, spread, w, seed)
-
-
-@functools.lru_cache(maxsize=1)
-def _show_once(H: int, block: int, spread: float, w: float, seed: int) -> Shown:
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()
@@ -146,23 +142,13 @@ def at(
     seed: int = 0,
 ) -> list[Row]:
     """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w."""
-    error = show(H=H, block=block, spread=spread, w=w, seed=seed).off
-    return [
-        Row(
-            f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins",
-            math.nan,
-            law(decays(block, H, spread=spread), wrong=which == "wrong"),
-            _begins(H, block, spread, which == "wrong"),
-        )
-        for which in ("wrong", "right")
-    ] + [
-        Row(
-            f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}",
-            1e-7 if w == -1 else math.nan,
-            math.nan,
-            error,
-        )
-    ]
+    error, rows = show(H=H, block=block, spread=spread, w=w, seed=seed).off, []
+    for which, wrong in (("wrong", True), ("right", False)):
+        what = f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins"
+        limit = law(decays(block, H, spread=spread), wrong=wrong)
+        rows.append(Row(what, math.nan, limit, _begins(H, block, spread, wrong)))
+    recorded = 1e-7 if w == -1 else math.nan
+    return [*rows, Row(f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}", recorded, math.nan, error)]
 
 
 def reproduce() -> list[Row]:
