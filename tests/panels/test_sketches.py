@@ -10,6 +10,7 @@ import torch
 
 from flakit import chunk_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
+from flakit.cases.infinity import follow
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
 from flakit.numerics import recorded
@@ -17,6 +18,7 @@ from flakit.numerics.evaluate import cotangents, recurrence
 from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch
+from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward, over_gpus
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
@@ -26,6 +28,13 @@ from tests.panels.live import NOT_LIVE, least_seconds
 from tests.panels.reading import printed
 
 ORDERS = list(itertools.permutations(range(3)))
+
+
+def stop_by_stop(name, knob, **others):
+    """A sketch at every stop of a knob: the stop and the panel."""
+    panel = sketch(name, **others)
+    for stop in stops_of(panel.knobs[knob]):
+        yield stop, panel.set(**{knob: stop})
 
 
 def test_no_two_lessons_have_a_sketch_of_one_name():
@@ -56,14 +65,27 @@ def test_the_script_runs(name):
 
 
 def test_broken_breaks_where_the_law_says():
-    panel = sketch("broken")
     law = min(anchor.limits("none", {"w": torch.full((1, 64, 1, 32), -1.0)}, op="rwkv6").values())
-    for decay in stops_of(panel.knobs["decay"]):
-        panel.set(decay=decay)
+    for decay, panel in stop_by_stop("broken", "decay"):
         assert ("everything is fine" in panel.text) == (-decay <= law), decay
         assert np.isfinite(panel.result.true).all()
         fine = panel.result.shares["dr"] == 0
         assert not fine or np.allclose(panel.result.computed, panel.result.true, atol=1e-4)
+
+
+@pytest.mark.parametrize("decay", [-1.36, -1.39, -1.42])
+def test_one_column_loses_what_a_chunk_loses(decay):
+    assert sketch("one_column", decay=decay).result.lost == follow(decay, C=64, K=8).lost
+
+
+def test_one_column_is_wide_enough_to_be_seen():
+    panel = sketch("one_column")
+    for width in (WIDE, NARROW):
+        panel.width = width
+        panel.redraw()
+        _, _, across, down = panel.canvas.box("keys", column=63)
+        pixels = np.multiply(panel.canvas.pixels, (across, down))
+        assert pixels[0] >= 7 and pixels[1] >= 80
 
 
 def test_reading_by_pairs_is_reading_the_state():
@@ -81,11 +103,9 @@ def test_forgetting_is_what_the_operator_does():
 
 
 def test_a_format_ends_where_its_law_says():
-    panel = sketch("ends")
-    for exponent in stops_of(panel.knobs["exponent"]):
-        shown = panel.set(exponent=exponent).result
+    for exponent, panel in stop_by_stop("ends", "exponent"):
         for dtype, end in LN_MAX.items():
-            held, most = shown.values[str(dtype).removeprefix("torch.")], torch.finfo(dtype)
+            held, most = panel.result.values[str(dtype).removeprefix("torch.")], torch.finfo(dtype)
             assert math.isinf(held) == (exponent > end + 2e-3)  # what is nearest to the largest is rounded to it
             assert (held == 0) == (exponent < math.log(most.smallest_normal * most.eps / 2))
 
@@ -113,10 +133,8 @@ def test_one_token_is_fatal_where_a_run_of_its_own_is(at):
 
 
 def test_only_before_the_block_no_token_is_fatal():
-    panel = sketch("fatal")
-    safe = [at for at in stops_of(panel.knobs["anchor"]) if not panel.set(anchor=at).result.fatal.any()]
-    assert safe == [0]
-    assert list(np.flatnonzero(panel.set(anchor=1).result.fatal)) == [16, 32, 48, 80, 96, 112]
+    assert [at for at, panel in stop_by_stop("fatal", "anchor") if not panel.result.fatal.any()] == [0]
+    assert list(np.flatnonzero(sketch("fatal", anchor=1).result.fatal)) == [16, 32, 48, 80, 96, 112]
 
 
 def pair_by_pair(C, decay):
@@ -126,9 +144,8 @@ def pair_by_pair(C, decay):
 
 @pytest.mark.full
 def test_every_pair_of_tokens_is_inside_a_chunk_or_goes_through_a_state():
-    for chunk in stops_of(sketch("chunks").knobs["chunk"]):
-        shown = sketch("chunks", chunk=chunk).result
-        T = len(shown.kinds)
+    for chunk, panel in stop_by_stop("chunks", "chunk"):
+        shown, T = panel.result, len(panel.result.kinds)
         i, j = np.indices((T, T))
         ways = [(i > j) & (i // chunk == j // chunk), i // chunk > j // chunk, i == j, i < j]
         for n, there in enumerate(ways):
@@ -225,11 +242,9 @@ def test_walking_back_is_the_recurrence_and_its_mirror():
 
 @pytest.mark.full
 def test_growth_loses_dw_as_a_whole_and_the_tables_at_one_end():
-    panel = sketch("growth")
     ends = math.log(torch.finfo(torch.float32).max)
-    for w in stops_of(panel.knobs["w"]):
-        shown = panel.set(w=w).result
-        T = len(shown.sizes["S"])
+    for w, panel in stop_by_stop("growth", "w"):
+        shown, T = panel.result, len(panel.result.sizes["S"])
         whole = w * T
         assert abs(whole - ends) < 8 or (whole > ends) == (not shown.finite["S"].all()), w
         if whole > ends + 6:
@@ -290,8 +305,8 @@ def test_again_and_again_is_a_power_of_the_eigenvalue(alpha):
 
 
 def test_a_mean_of_means_is_right_for_equal_parts_alone():
-    for cut in stops_of(sketch("mean_of_means").knobs["cut"]):
-        shown = sketch("mean_of_means", cut=cut).result
+    for cut, panel in stop_by_stop("mean_of_means", "cut"):
+        shown = panel.result
         assert np.allclose(shown.averaged.sum(), 1) and np.allclose(shown.right.sum(), 1)
         assert np.allclose(shown.averaged, shown.right) == (2 * cut == len(shown.right))
 
@@ -304,9 +319,7 @@ def test_clipping_is_what_torch_does():
 
 
 def test_the_gates_break_where_the_law_says():
-    panel = sketch("f_proj")
-    for f in stops_of(panel.knobs["f"]):
-        panel.set(f=f)
+    for f, panel in stop_by_stop("f_proj", "f"):
         g = torch.nn.functional.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
         assert np.isfinite(panel.result.computed).all() == (g >= gate_drift.law("gsa")), f
         assert np.isfinite(panel.result.true).all() and panel.result.output_finite
@@ -329,7 +342,7 @@ def test_two_forms_differ_in_float32_and_are_farther_off_and_alike_in_fewer_digi
 
 
 def test_what_each_measure_sees():
-    found = {wrong: sketch("measures", wrong=wrong).result for wrong in stops_of(sketch("measures").knobs["wrong"])}
+    found = {wrong: panel.result for wrong, panel in stop_by_stop("measures", "wrong")}
     errors = {wrong: shown.errors for wrong, shown in found.items()}
     own = {wrong: np.abs(shown.got / shown.true - 1).max() for wrong, shown in found.items()}
     assert max(own, key=own.get) == "inputs" and errors["inputs"].l2 < 0.01, "the harmless one"
@@ -339,9 +352,8 @@ def test_what_each_measure_sees():
 
 
 def test_a_difference_goes_by_the_law_and_grows_only_without_a_decay():
-    panel = sketch("amplified")
-    for w in stops_of(panel.knobs["w"]):
-        shown = panel.set(w=w).result
+    for w, panel in stop_by_stop("amplified", "w"):
+        shown = panel.result
         assert np.allclose(shown.measured, np.exp(w * np.arange(1, len(shown.law) + 1)), rtol=1e-4)
         assert (shown.measured[-1] > 1.001) == (w > 0)
 
@@ -352,10 +364,9 @@ def test_an_unknown_name():
 
 
 def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
-    panel = sketch("budget")
-    for dtype in stops_of(panel.knobs["dtype"]):
-        for fault in stops_of(panel.knobs["fault"]):
-            shown = panel.set(fault=fault, dtype=dtype).result
+    for dtype in stops_of(sketch("budget").knobs["dtype"]):
+        for fault, panel in stop_by_stop("budget", "fault", dtype=dtype):
+            shown = panel.result
             if fault < 0.5 * shown.allowed.min():
                 assert shown.wrong == [], (dtype, fault)
             if fault > 2 * shown.allowed.max():
@@ -363,11 +374,9 @@ def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
 
 
 def test_a_call_of_one_token_moves_its_state_and_one_of_many_its_tokens():
-    panel = sketch("roof")
-    for tokens in stops_of(panel.knobs["tokens"]):
-        for K in stops_of(panel.knobs["K"]):
-            shown = panel.set(tokens=tokens, K=K).result
-            heads = 8 * 32
+    for tokens in stops_of(sketch("roof").knobs["tokens"]):
+        for K, panel in stop_by_stop("roof", "K", tokens=tokens):
+            shown, heads = panel.result, 8 * 32
             moves = heads * (tokens * 5 * K * 2 + 2 * K * K * 4)
             assert math.isclose(shown.bytes, moves + 2 * 32 * K, rel_tol=1e-12)  # and u
             assert shown.operations == heads * tokens * 2 * 2 * K * K
@@ -376,21 +385,19 @@ def test_a_call_of_one_token_moves_its_state_and_one_of_many_its_tokens():
 
 
 def test_states_halve_and_pairs_double_with_the_chunk():
-    panel = sketch("kept")
-    for itemsize in stops_of(panel.knobs["itemsize"]):
-        shown = panel.set(itemsize=itemsize).result
+    for itemsize, panel in stop_by_stop("kept", "itemsize"):
+        shown = panel.result
         assert shown.bytes[0] == 8 * 4096 * 32 * 64 * 64 * itemsize
         assert np.allclose(shown.bytes[:-1] / shown.bytes[1:], 2) and np.allclose(shown.pairs[1:] / shown.pairs[:-1], 2)
         assert np.allclose(shown.states, 2e-9 * shown.bytes / shown.copy_tb_s)
-        for chunk in stops_of(panel.knobs["chunk"]):
-            assert shown.chunks[panel.set(chunk=chunk).result.at] == chunk
+        for chunk, other in stop_by_stop("kept", "chunk", itemsize=itemsize):
+            assert shown.chunks[other.result.at] == chunk
 
 
 def test_few_steep_gates_are_in_many_heads():
-    panel = sketch("tail")
     for by in ("head", "chunk"):
-        for one_in in stops_of(panel.knobs["one_in"]):
-            shown = panel.set(by=by, one_in=one_in).result
+        for one_in, panel in stop_by_stop("tail", "one_in", by=by):
+            shown = panel.result
             _, chunks, heads, slow = shown.shares
             assert math.isclose(chunks, 1 - (1 - 1 / one_in) ** (16 * 64), rel_tol=1e-6)
             assert math.isclose(heads, 1 - (1 - 1 / one_in) ** (4096 * 64), rel_tol=1e-6)
