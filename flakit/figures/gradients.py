@@ -196,7 +196,8 @@ class _Plot:
         if (low, high, exact) != self._decades:
             self._scale_y(low, high, exact)
             self._decades = (low, high, exact)
-        self._point(shown, x)
+        # Columns can be pointed at where x counts from 0.
+        self._cells.update(1, len(x) if x.size and not shown.log and not names else 0)
         any_bad = False
         for name in self.series:
             errors = np.asarray(shown.errors.get(name, ()), dtype=float)
@@ -214,10 +215,6 @@ class _Plot:
         self._now.set_visible(shown.now is not None)
         if shown.now is not None:
             self._now.set_xdata([shown.now] * 2)
-
-    def _point(self, shown: Curves, x: np.ndarray) -> None:
-        """Make columns pointable where x counts from 0."""
-        self._cells.update(1, len(x) if x.size and not shown.log and not isinstance(shown.x[0], str) else 0)
 
     def _scale_x(self, x: np.ndarray, shown: Curves, names: bool) -> None:
         axis = self.ax.xaxis

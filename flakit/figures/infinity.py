@@ -108,7 +108,6 @@ class WayFigure:
     """The picture of a chunk of C tokens, with K result columns. Persistent: `update` redraws in place."""
 
     def __init__(self, C: int, K: int):
-        self.C, self.K = C, K
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
         self._grids, self._numbers, self._absent = {}, {}, {}
         across, down = C * _CELL, C * _ROW

@@ -102,7 +102,7 @@ def _ratios(lane: Mapping[str, Mapping], what: str, *ceilings: float) -> str:
 def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float) -> None:
     floors = [_work(next(iter(lane.values())), what).floor_ms(*ceilings) for lane in lanes.values()]
     ax.plot(floors, range(len(lanes)), "|", color=style.BLACK, markersize=11, markeredgewidth=2, label="floor")
-    labelled = set()
+    labelled, beyond = set(), 1 + 0.64 / (ax.get_position().width * ax.figure.get_figwidth())  # 0.64 inches
     for y, (lane, floor) in enumerate(zip(lanes.values(), floors, strict=True)):
         shown = {who: row[f"{_timed(row, what)}_ms"] for who, row in lane.items()}
         ax.plot([floor, max(shown.values())], [y, y], color=style.EMPTY, linewidth=0.8, zorder=0)
@@ -117,7 +117,7 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
             labelled.add(who)
         ours = shown.get(_OURS, min(shown.values()))
         place = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 8.5}
-        ax.text(1 + 0.64 / _inches(ax), y, f"{ours / floor:.3g}", **place)
+        ax.text(beyond, y, f"{ours / floor:.3g}", **place)
     ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6))
     name_rows(ax, lanes)
     low, high = ax.get_xlim()
@@ -125,10 +125,6 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_formatter("{x:g}")
     ax.spines["left"].set_visible(False)
-
-
-def _inches(ax: Axes) -> float:
-    return ax.get_position().width * ax.figure.get_figwidth()
 
 
 def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: float, tflops: float) -> None:

@@ -160,11 +160,8 @@ class _Numbers(string.Formatter):
         value = value.item() if hasattr(value, "item") else value
         if spec == "%":
             return percent(value)
-        return format(value, spec) if spec and not _not_finite(value) else number(value)
-
-
-def _not_finite(x: object) -> bool:
-    return isinstance(x, float) and not math.isfinite(x)
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return format(value, spec) if spec and finite else number(value)
 
 
 _FORMATTER = _Numbers()

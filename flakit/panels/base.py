@@ -147,6 +147,11 @@ class Panel(widgets.VBox):
     _redrawing = threading.RLock()  # shared: panels draw one after the other
     language: str
     """The current language at creation, see `flakit.language.speaking`."""
+    compute: Callable
+    draw: Callable[..., None]
+    describe: Callable[..., str]
+    script: Callable[..., str]
+    """What every panel defines."""
 
     def __new__(cls, *args, **kwargs):
         panel = super().__new__(cls, *args, **kwargs)
@@ -260,18 +265,6 @@ class Panel(widgets.VBox):
         if (key, self.width) not in self._figures:
             self._figures[key, self.width] = make(self.width)
         return self._figures[key, self.width]
-
-    def compute(self, **setting):
-        raise NotImplementedError
-
-    def draw(self, result, **setting) -> None:
-        raise NotImplementedError
-
-    def describe(self, result, **setting) -> str:
-        raise NotImplementedError
-
-    def script(self, **setting) -> str:
-        raise NotImplementedError
 
     def arithmetic(self, result, cell: Cell, **setting) -> str | None:
         """Explain a cell's number, as computed and as it should be; None if there is nothing to explain."""

@@ -128,6 +128,7 @@ class GradientComparer(Panel):
         sources = {WORDS.say("here", device=self.device): HERE}
         if self.recordings:
             sources[WORDS["recorded"]] = RECORDED
+        lengths = {*_LENGTHS, *(_LONG if self.device == "cuda" else ()), *(_ODD if self.own else ())}
         first = next(iter(self.operators))
         decays = {name: f"d{of.decay or of.value}" for name, of in self.operators.items()}
         profiles = {name: _PROFILES.get(name, of.profile) for name, of in self.operators.items()}
@@ -137,7 +138,7 @@ class GradientComparer(Panel):
             "source": knobs.choice(HERE, sources, "numbers"),
             "dtype": knobs.choice("bfloat16", _DTYPES, "dtype"),
             **decay_knobs(self, profiles[first], -8.0, own, stops=_STOPS),
-            "T": knobs.steps(64, self._lengths(), "length T"),
+            "T": knobs.steps(64, sorted(lengths), "length T"),
             "K": knobs.steps(32, (16, 32, 64), "K = V"),
             "M": knobs.steps(32, (16, 32, 64), "slots M"),
             "HQ": knobs.steps(1, (1, 2, 4), "query heads"),
@@ -154,10 +155,6 @@ class GradientComparer(Panel):
             only_for(self, chosen_op, controls[name], [op for op, of in self.operators.items() if of.decay])
         self.sweep = ButtonRun(WORDS["button"], self._sweep, done=self._keep, failed=self.fail)
         super().__init__(controls, {"op": op, **settings}, alt=WORDS["alt"], show=show, runs=(self.sweep,))
-
-    def _lengths(self) -> tuple[int, ...]:
-        lengths = _LENGTHS + (_LONG if self.device == "cuda" else ())
-        return tuple(sorted({*lengths, *_ODD})) if self.own else lengths
 
     def _figure(self, op: str) -> GradientFigure:
         of = self.operators[op]

@@ -25,14 +25,10 @@ def _pairs() -> torch.Tensor:
     return ((do @ v.T) * r * k.T * between.exp()).tril(-1)
 
 
-def _passing(t: int) -> PassingShown:
-    return PassingShown(t, _pairs().numpy())
-
-
 SKETCHES = {
     "passing": Sketch(
         {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")},
-        _passing,
+        lambda t: PassingShown(t, _pairs().numpy()),
         Passing,
         {},
         """from flakit.panels import sketch

@@ -41,10 +41,6 @@ def _walk() -> dict:
     return {name: tensor.numpy() for name, tensor in arrays.items()}
 
 
-def _walking_back(step: int) -> WalkShown:
-    return WalkShown(step, WRITES, READS, **_walk())
-
-
 def _growth(w: float) -> GrowthShown:
     x = inputs("rwkv6", T=_LONG, H=1, K=4, V=4, decay=0.0, dtype=torch.float64)
     x["w"] = torch.full_like(x["w"], w)
@@ -65,7 +61,7 @@ def _growth(w: float) -> GrowthShown:
 SKETCHES = {
     "walking_back": Sketch(
         {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")},
-        _walking_back,
+        lambda step: WalkShown(step, WRITES, READS, **_walk()),
         Walk,
         {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}},
         """from flakit.panels import sketch
