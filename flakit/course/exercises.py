@@ -182,9 +182,7 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
                 right = right if shape else words[part]
                 raise _unfit(function.__name__, WORDS.say("has shape", part=part, shape=list(x.shape)), right)
             elif x.dtype != (wanted if shape else dtype) is not None:
-                raise _unfit(
-                    function.__name__, WORDS.say("holds", part=part, dtype=_type(x.dtype)), _type(dtype or wanted)
-                )
+                raise _unfit(function.__name__, WORDS.say("holds", part=part, dtype=x.dtype), number(dtype or wanted))
         return results
 
     return checked
@@ -205,10 +203,6 @@ def fitting(name: str, value, shape: Sequence[int]) -> Tensor:
         wanted = WORDS.say("shape wanted" if shape else "number", shape=shape)
         raise _unfit(name, WORDS.say("has shape", part=name, shape=list(x.shape)), wanted)
     return value if isinstance(value, Tensor) else x.float()
-
-
-def _type(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _unfit(name: str, got: str, expected: str) -> Unfit:

@@ -19,14 +19,14 @@ def coloured(picture, colour):
     return int((np.abs(picture - wanted).sum(-1) < 8).sum())
 
 
-@pytest.fixture
-def board():
+def on_a_map(kind, **look):
+    """A map of zeros, [64, 64], and what marks it."""
     canvas = Canvas(3, 3)
     with style.context():
         ax = whole_ticks(canvas.axes(0.5, 0.5, 2, 2))
         heat = HeatMap(canvas, ax, name="map")
         heat.update(np.zeros((64, 64)))
-    return canvas, ax
+        return canvas, kind(canvas, ax, **look)
 
 
 def one(row, column, size=64):
@@ -36,10 +36,8 @@ def one(row, column, size=64):
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 63), (63, 0), (30, 30), (0, 0)])
-def test_a_ring_lies_around_its_cell_and_its_word_within_the_axes(board, row, column):
-    canvas, ax = board
-    with style.context():
-        ring = Ring(canvas, ax)
+def test_a_ring_lies_around_its_cell_and_its_word_within_the_axes(row, column):
+    canvas, ring = on_a_map(Ring)
     before = pixels(canvas)
     ring.update(one(row, column), "here")
     changed = np.argwhere((pixels(canvas) != before).any(-1))
@@ -53,10 +51,8 @@ def test_a_ring_lies_around_its_cell_and_its_word_within_the_axes(board, row, co
     assert min(top, left) > 38 and max(bottom, right) < 262
 
 
-def test_no_ring_where_there_is_nothing_or_enough_to_be_seen(board):
-    canvas, ax = board
-    with style.context():
-        ring = Ring(canvas, ax)
+def test_no_ring_where_there_is_nothing_or_enough_to_be_seen():
+    canvas, ring = on_a_map(Ring)
     before = pixels(canvas)
     ring.update(np.zeros((64, 64), bool), "none")
     assert (pixels(canvas) == before).all()
@@ -68,10 +64,8 @@ def test_no_ring_where_there_is_nothing_or_enough_to_be_seen(board):
     assert coloured(pixels(canvas), style.BROKEN) > 40
 
 
-def test_rings_of_what_is_not_finite_have_their_colours(board):
-    canvas, ax = board
-    with style.context():
-        rings = NonFiniteRings(canvas, ax)
+def test_rings_of_what_is_not_finite_have_their_colours():
+    canvas, rings = on_a_map(NonFiniteRings)
     values = np.zeros((64, 64))
     values[2, 60] = np.nan
     rings.update(values)
@@ -83,9 +77,8 @@ def test_rings_of_what_is_not_finite_have_their_colours(board):
     assert coloured(found, style.NAN["edgecolor"]) > 40 and coloured(found, style.INF["edgecolor"]) > 40
 
 
-def test_marked_cells_are_filled(board):
-    canvas, ax = board
-    marked = Marked(canvas, ax, facecolor=style.GREEN)
+def test_marked_cells_are_filled():
+    canvas, marked = on_a_map(Marked, facecolor=style.GREEN)
     marked.update(one(10, 20) | one(10, 21))
     area = (200 / 64) ** 2
     assert coloured(pixels(canvas), style.GREEN) == pytest.approx(2 * area, abs=12)

@@ -34,7 +34,6 @@ def words(ax):
 def test_lanes_programs_and_tree(width):
     tree = [Branch(0, "3  tl.exp(x)", "inf born", False), Branch(1, "4  tl.dot(a, b)", "NaN", True)]
     figure = drawn(tree=tree, width=width)
-    assert figure.canvas.png().startswith(b"\x89PNG")
     assert words(figure._tree) == ["3  tl.exp(x)", "inf born", "4  tl.dot(a, b)", "NaN", "… and 2 more"]
     for colour in (style.NAN["facecolor"], style.INF["facecolor"], style.FINITE, style.BLUE):
         assert has_colour(figure.canvas, colour)

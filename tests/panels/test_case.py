@@ -9,7 +9,7 @@ from flakit.cases.registry import CASES
 from flakit.figures.canvas import Cell
 from flakit.numerics.inputs import DECAYS
 from flakit.panels import case
-from flakit.panels.knobs import NONE
+from flakit.panels.knobs import NONE, stops_of
 from tests.figures.words import assert_legible
 from tests.panels.live import NOT_LIVE, least_seconds
 from tests.panels.reading import assert_presets_differ, pointed, printed, resize, sizes
@@ -72,11 +72,11 @@ def test_a_widget_for_every_knob(panel):
         elif name == "seed":
             assert widget.layout.display != "none"
         elif str in knob.kinds and float in knob.kinds:
-            assert panel.knobs["profile"].value == knob.default and set(DECAYS) < set(values(panel.knobs["profile"]))
-            assert values(widget)[-1] == knob.range.low
+            assert panel.knobs["profile"].value == knob.default and set(DECAYS) < set(stops_of(panel.knobs["profile"]))
+            assert stops_of(widget)[-1] == knob.range.low
         else:
             assert widget.value == knob.default
-            offered = values(widget) if hasattr(widget, "options") else (widget.min, widget.max)
+            offered = stops_of(widget) if hasattr(widget, "options") else (widget.min, widget.max)
             if type(None) in knob.kinds:
                 assert offered[0] == NONE
                 offered = offered[1:]
@@ -93,10 +93,6 @@ def test_a_picture_says_what_lights_up_with_a_cell(panels):
     assert [kind for kind, *_ in panel.picture.lit] == ["line", "line", "same", "cell"]
     panels["masking"].picture.pick(Cell("made", 1, 2))
     assert [kind for kind, *_ in panels["masking"].picture.lit] == ["line", "line", "cell"]
-
-
-def values(widget):
-    return [option[1] if isinstance(option, tuple) else option for option in widget.options]
 
 
 @pytest.mark.full
@@ -122,7 +118,7 @@ def other(knob):
     if isinstance(knob, widgets.Checkbox):
         return not knob.value
     if hasattr(knob, "options"):
-        offered = values(knob)
+        offered = stops_of(knob)
         return offered[(offered.index(knob.value) + 1) % len(offered)]
     return knob.value - 1 if knob.value == knob.max else knob.value + getattr(knob, "step", 1)
 

@@ -1,6 +1,7 @@
 """The grammar of pictures (docs/pictures.md): what colours mean, what axes say, nothing too thin to be seen."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -26,16 +27,9 @@ SLOW = ("kernel_trace", "lost_digits", "anomaly", "gradient_accumulation")
 QUICK = [name for name in PANELS if name in SKETCHES or name in ("masking", "clamping", "state_stepper", "diagnosis")]
 
 
-@pytest.fixture(scope="module")
-def panels():
-    """Made when they are asked for."""
-
-    class Made(dict):
-        def __missing__(self, name):
-            self[name] = PANELS[name]()
-            return self[name]
-
-    return Made()
+@functools.cache
+def panel_of(name):
+    return PANELS[name]()
 
 
 every = pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.full) for x in PANELS])
@@ -86,8 +80,8 @@ RIGHT = [
     ("name", "setting"),
     [pytest.param(*x, id=" ".join(map(str, x)), marks=() if x[0] in QUICK else pytest.mark.full) for x in RIGHT],
 )
-def test_where_nothing_is_broken_nothing_is_orange(panels, name, setting):
-    panel = panels[name]
+def test_where_nothing_is_broken_nothing_is_orange(name, setting):
+    panel = panel_of(name)
     if name == "growth":
         setting = {"w": 0.3}
     panel.set(**(panel.presets[setting] if isinstance(setting, str) else setting))
@@ -105,9 +99,9 @@ def test_where_nothing_is_broken_nothing_is_orange(panels, name, setting):
         panel.canvas.stale()
 
 
-def test_what_is_broken_is_orange(panels):
+def test_what_is_broken_is_orange():
     for name, preset in (("broken", "broken"), ("masking", "first NaN"), ("clamping", "full weight")):
-        panel = panels[name].set(**panels[name].presets[preset])
+        panel = panel_of(name).set(**panel_of(name).presets[preset])
         assert is_orange(panel.canvas.rgba()[..., :3] / 255).sum() > 100
 
 
@@ -172,8 +166,8 @@ def is_logarithmic(axis):
 
 
 @every
-def test_a_logarithmic_axis_says_that_it_is_one(panels, name):
-    panel = panels[name]
+def test_a_logarithmic_axis_says_that_it_is_one(name):
+    panel = panel_of(name)
     panel.canvas.png()
     for ax in panel.canvas.figure.axes:
         for axis in (ax.xaxis, ax.yaxis) if ax.get_visible() else ():
@@ -186,9 +180,9 @@ def test_a_logarithmic_axis_says_that_it_is_one(panels, name):
 
 
 @every
-def test_what_is_broken_is_at_least_three_pixels_wide_or_has_a_mark(panels, name):
+def test_what_is_broken_is_at_least_three_pixels_wide_or_has_a_mark(name):
     """Cells that are not finite, all of a map together, across and down; else a ring, a frame or an arrow."""
-    panel = panels[name]
+    panel = panel_of(name)
     for setting in ({}, *panel.presets.values()):
         panel.set(**setting)
         for width in (WIDE, NARROW):
@@ -215,7 +209,7 @@ def thin(ax, setting):
 # --- letters ----------------------------------------------------------------------------------------------------------
 
 
-def test_letters_have_their_colours(panels):
+def test_letters_have_their_colours():
     colours = [style.letter(name) for name in ("r", "k", "v", "w", "S", "D")]
     assert len(set(colours)) == 6 and not any(is_orange(to_rgb(colour)) for colour in colours)
     assert [style.letter(f"d{name}") for name in "rkvw"] == colours[:4] and style.letter("o") == style.BLACK
@@ -226,8 +220,8 @@ def test_letters_have_their_colours(panels):
     assert (lines["reader"], lines["key"]) == (style.R, style.K)
 
 
-def test_a_formula_has_the_letters_in_their_colours(panels):
-    panel = panels["infinity"].set(step=8)
+def test_a_formula_has_the_letters_in_their_colours():
+    panel = panel_of("infinity").set(step=8)
     assert f'<span style="color: {style.R}">dr</span><sub>i</sub>' in panel.readout.value
     assert "span" not in panel.text and "dr_i = e^(ge_i)" in panel.text
 

@@ -17,12 +17,18 @@ from ..strip import Strip
 READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
 """Colour and dash of the token that reads, and of the one that wrote."""
 
+_PAIRS = {
+    "reads": "token i, which reads",
+    "wrote": "token j, which wrote",
+    "future": "token {i} comes before token {j} and does not see it",
+    "itself": "token {i} itself: the bonus u, without a decay",
+}
+
 WORDS = Words() | {
-    "chunks": {
+    "chunks": _PAIRS
+    | {
         "alt": "A square of all pairs of tokens, by the way in which the one reaches the other: inside one chunk or "
         "through a state; beside it, bars for the steps that wait for each other and for the pairs inside chunks",
-        "reads": "token i, which reads",
-        "wrote": "token j, which wrote",
         "steps": "steps, one after another",
         "pairs": "pairs inside chunks",
         "intra": "inside a chunk: intra",
@@ -45,7 +51,8 @@ WORDS = Words() | {
         },
         "bar": {"steps": "{T} tokens / {chunk} = {steps}", "pairs": "{steps} · {chunk} · {less} / 2 = {intra}"},
     },
-    "split": {
+    "split": _PAIRS
+    | {
         "alt": "Left, the exponents of the readers' and of the keys' factors over the tokens of a chunk, which cross "
         "near the anchor; right, the weights that they make, which never change",
         "exponents": "exponent at w = {w}",
@@ -55,8 +62,6 @@ WORDS = Words() | {
         "anchor": "anchor",
         "large": "factors larger than 1",
         "weight": "exponent of the product",
-        "reads": "token i, which reads",
-        "wrote": "token j, which wrote",
         "say": "The anchor lies {where}. The largest factor of a reader is {reader}, that of a key {key}. "
         "The largest weight that they make is {weight:.3g}.",
         "start": "before token 0, at the start of the chunk (n = ge_0 = 0)",
@@ -64,15 +69,12 @@ WORDS = Words() | {
         "at": "before token {anchor} (n = ge_{anchor} = gi_{before})",
         "factors": "token {n}: as a reader e^{read}, as a key e^{key}",
         "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made:.3g} (true: {true:.3g})",
-        "future": "token {i} comes before token {j} and does not see it",
-        "itself": "token {i} itself: the bonus u, without a decay",
     },
-    "ways": {
+    "ways": _PAIRS
+    | {
         "alt": "Left, all pairs of tokens of a chunk with the number of the product that makes them; right, a bar for "
         "the largest exponent of a factor of each product",
         "map": "which product makes a pair",
-        "reads": "token i, which reads",
-        "wrote": "token j, which wrote",
         "largest": "largest exponent, w = {w}",
         "product": "product {n}",
         "single": "one by one",
@@ -86,8 +88,6 @@ WORDS = Words() | {
         "small": "No factor is larger than 1.",
         "pair": "token {i} reads token {j} by product {n}: e^{read} · e^{key} = {made:.3g}",
         "alone": "token {i} reads token {j}, computed by itself: e^{read} = {made:.3g}",
-        "future": "token {i} comes before token {j} and does not see it",
-        "itself": "token {i} itself: the bonus u, without a decay",
         "bar": "product {n}, {pairs} pairs: readers up to e^{read}, keys up to e^{key}",
         "row": "{pairs} pairs, an exponential for each, and none is larger than 1",
     },

@@ -99,15 +99,10 @@ class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
         self._second.update(np.where(first, np.nan, shown.averaged))
 
     def say(self, shown: MeanOfMeansShown) -> str:
-        n = len(shown.right)
-        values = {
-            "first": shown.cut,
-            "second": n - shown.cut,
-            "one": shown.averaged[0],
-            "other": shown.averaged[-1],
-            "right": shown.right[0],
-        }
-        return self.words.say("same" if np.allclose(shown.averaged, shown.right) else "uneven", **values)
+        return self.words.say(
+            "same" if np.allclose(shown.averaged, shown.right) else "uneven", first=shown.cut,
+            second=len(shown.right) - shown.cut, one=shown.averaged[0], other=shown.averaged[-1], right=shown.right[0],
+        )  # fmt: skip
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
         t, n = cell.column, len(shown.right)
