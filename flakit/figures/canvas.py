@@ -26,6 +26,9 @@ from . import style
 Box = tuple[float, float, float, float]
 """Left, top, width and height of a part of a picture, as fractions of the picture's own."""
 
+WIDE = 9.0
+"""The smallest width of a picture's wide layout, in inches."""
+
 FOR_LIGHT = {"needs_background": "light"}
 """Metadata of an output whose picture is drawn for a light page; a dark JupyterLab then shows it by `DARK`."""
 

@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 
 from ..language import Words
 from . import style
-from .canvas import Canvas
+from .canvas import WIDE, Canvas
 from .fonts import FAMILY
 from .marks import CellGrid
 from .plots import Picture
@@ -43,26 +43,24 @@ class DigitsFigure:
     """Persistent: `update` redraws in place. Rows can be pointed at in the map "lines". width: inches."""
 
     def __init__(self, width: float = 9.4, lines: int = 13):
-        wide = width >= 9.0
-        self._lines, self._each = lines, 0.25 if wide else 0.22
-        height, across = 0.72 + self._each * lines + 0.5, 3.2 if wide else 2.3
-        self._letters = 74 if wide else 42
-        self.canvas = Canvas(width, height)
+        self.wide, self._lines = width >= WIDE, lines
+        across, tall = (3.2, 0.25 * lines) if self.wide else (2.3, 0.22 * lines)
+        self.canvas = Canvas(width, 0.72 + tall + 0.5)
         left = width - across - 0.15
         with style.context():
             self._title = self.canvas.text(0.06, 0.05, va="top", fontsize=11, fontweight="bold")
             self._subtitle = self.canvas.text(0.06, 0.28, va="top", fontsize=8.5, color=style.GREY)
-            self._code = self.canvas.axes(0.1, 0.72, left - 0.2, self._each * lines)
-            self._bars = self.canvas.axes(left, 0.72, across, self._each * lines)
-            self._all = self.canvas.axes(0.1, 0.72, width - 0.2, self._each * lines)
-            self._cells = CellGrid(self.canvas, self._all, "lines")
-            self._all.set_axis_off()
+            self._code = self.canvas.axes(0.1, 0.72, left - 0.2, tall)
+            self._bars = self.canvas.axes(left, 0.72, across, tall)
+            both = self.canvas.axes(0.1, 0.72, width - 0.2, tall)
+            both.set_axis_off()
+            self._cells = CellGrid(self.canvas, both, "lines")
         self.canvas.labels(self._title, self._subtitle)
 
     def update(self, *, title: str, subtitle: str, rows: Sequence[Row], budget: float, more: int = 0) -> None:
         """Redraw. rows: in the order of the source; budget: digits of float32; more: the number of lines left out."""
         self._title.set_text(title)
-        self._subtitle.set_text(cut(subtitle, 140 if self._letters > 50 else 90))
+        self._subtitle.set_text(cut(subtitle, 140 if self.wide else 90))
         shown = rows[: self._lines - (more > 0)]
         with style.context():
             for ax in (self._code, self._bars):
@@ -72,8 +70,9 @@ class DigitsFigure:
             self._code.set_xlim(0, 1)
             for n, row in enumerate(shown):
                 self._code.text(
-                    0, n, cut(row.text, self._letters), fontsize=8.5, family=["monospace", FAMILY], va="center",
+                    0, n, cut(row.text, 74 if self.wide else 42), fontsize=8.5, family=["monospace", FAMILY],
                     color=style.BROKEN if row.broken else style.BLACK, fontweight="bold" if row.broken else "normal",
+                    va="center",
                 )  # fmt: skip
                 self._bar(n, row)
             if more:
@@ -101,21 +100,18 @@ class DigitsFigure:
         ax.set(xlim=(-0.3, MOST + 0.3), yticks=[], xticks=range(0, int(MOST) + 1, 2), xlabel=WORDS["digits"])
         ax.grid(axis="y", visible=False)
         ax.spines[["top", "right", "left"]].set_visible(False)
-        (law,) = ax.plot([budget, budget], [-0.5, self._lines - 0.5], zorder=1, **style.LAW)
-        (inside,) = ax.plot([], [], "o", markersize=6, markerfacecolor="white", markeredgecolor=style.BLUE,
-                            linestyle="none", markeredgewidth=1.4)  # fmt: skip
-        (out,) = ax.plot([], [], "o", markersize=6, color=style.BLUE, linestyle="none")
-        handles, names = [inside, out, law], [WORDS["in"], WORDS["out"], WORDS["budget"]]
-        if broken:
-            (lost,) = ax.plot([], [], "X", markersize=8, color=style.BROKEN, linestyle="none")
-            handles, names = [*handles[:2], lost, law], [*names[:2], WORDS["lost"], names[2]]
+        hollow = {"markersize": 6, "markerfacecolor": "white", "markeredgewidth": 1.4}
+        handles = ax.plot([], [], "o", color=style.BLUE, label=WORDS["in"], **hollow)
+        handles += ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["out"])
+        handles += ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["lost"]) if broken else []
+        handles += ax.plot([budget] * 2, [-0.5, self._lines - 0.5], zorder=1, label=WORDS["budget"], **style.LAW)
         figure = self.canvas.figure
         for old in list(figure.legends):
             old.remove()
         width, height = figure.get_size_inches()
         figure.legend(
-            handles, names, loc="lower left", bbox_to_anchor=(0.06 / width, 0.02 / height), ncols=2 if width < 9 else 4,
-            borderaxespad=0, handlelength=1.6, columnspacing=1.2 if width >= 9 else 0.4, handletextpad=0.5,
+            handles=handles, loc="lower left", bbox_to_anchor=(0.06 / width, 0.02 / height), borderaxespad=0,
+            ncols=4 if self.wide else 2, columnspacing=1.2 if self.wide else 0.4, handlelength=1.6, handletextpad=0.5,
         )  # fmt: skip
 
 

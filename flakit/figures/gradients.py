@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFor
 
 from ..language import Words
 from . import style
-from .canvas import Canvas
+from .canvas import WIDE, Canvas
 from .marks import CellGrid, name_rows
 
 # Ends of the scale of errors, in powers of ten. 0 is drawn to their left, larger and non-finite errors to the right.
@@ -64,8 +64,6 @@ _PLACES = {
     True: _Places(4.26, 4, (0.86, 0.92, 3.75, 3.02), ((5.35, 0.99, 3.9, 0.97), (5.35, 2.79, 3.9, 0.97)), 9),
     False: _Places(3.5, 2, (0.83, 1.05, 2.3, 2.15), ((3.75, 1.05, 2.05, 0.6), (3.75, 2.45, 2.05, 0.6)), 4),
 }
-_WIDE = 9.0
-"""The smallest width of the wide layout, in inches."""
 
 
 class GradientFigure:
@@ -75,7 +73,7 @@ class GradientFigure:
         if len(series) > len(_LOOKS):
             raise ValueError(f"series: expected at most {len(_LOOKS)}, got {len(series)}")
         self.series, self.tensors = tuple(series), tuple(tensors)
-        self.wide = width >= _WIDE
+        self.wide = width >= WIDE
         at = _PLACES[self.wide]
         self.canvas = Canvas(width, at.height)
         with style.context():

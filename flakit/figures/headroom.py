@@ -9,7 +9,7 @@ from matplotlib.path import Path
 
 from ..language import Words
 from . import style
-from .canvas import Canvas
+from .canvas import WIDE, Canvas
 from .heatmap import boxes
 from .marks import CellGrid
 
@@ -54,8 +54,6 @@ _PLACES = {
     True: _Places(3.02, 2.34, 0.6, 0.62, 0.37, 0.204, 0.44),
     False: _Places(1.52, 0.95, 0.6, 0.44, 0.36, 0.165, 0.42),
 }
-_WIDE = 9.0
-"""The smallest width of the wide layout, in inches."""
 
 
 class HeadroomFigure:
@@ -63,7 +61,7 @@ class HeadroomFigure:
 
     def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)
-        self.wide = width >= _WIDE
+        self.wide = width >= WIDE
         at, rows = _PLACES[self.wide], len(self.kernels)
         height = at.top + at.histogram + at.gap + at.lane * rows + at.bottom
         self.canvas = Canvas(width, height)

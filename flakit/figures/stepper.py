@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..language import Words, say
 from . import style
-from .canvas import Canvas, Cell
+from .canvas import WIDE, Canvas, Cell
 from .heatmap import HeatMap
 from .scenes import Row, Scene
 
@@ -75,8 +75,6 @@ _PLACES = {
     ),
     False: _Places(3.88, 0.42, 1.87, (1.3, 0.82), (3.87, 2.27), (3.6, 0.22, 2.2, 0.27), None, (4.81, 0.51)),
 }
-_WIDE = 9.0
-"""The smallest width of the wide layout, in inches."""
 
 
 class Stepper:
@@ -89,7 +87,7 @@ class Stepper:
         if which not in ("forward", "backward"):
             raise ValueError(f"which: expected 'forward' or 'backward', got {which!r}")
         self.scene, self.which = scene, which
-        self.wide = width >= _WIDE
+        self.wide = width >= WIDE
         self._places, self._width = _PLACES[self.wide], width
         self.canvas = Canvas(width, self._places.height)
         self.run, self.magnitude = (), False

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from ..language import Words
 from . import style
-from .canvas import Canvas
+from .canvas import WIDE, Canvas
 from .fonts import FAMILY
 from .heatmap import HeatMap
 from .marks import CellGrid, whole_ticks
@@ -28,7 +28,6 @@ WORDS = Words() | {
 """The fixed texts of the picture."""
 
 _CODE = ["monospace", FAMILY]
-_WIDE = 9.0  # smallest width of the wide layout, inches
 
 
 class Branch(NamedTuple):
@@ -55,7 +54,7 @@ class TraceFigure:
     """
 
     def __init__(self, width: float = 9.4):
-        wide = width >= _WIDE
+        wide = width >= WIDE
         height, left, across = (4.3, 0.42, 2.75) if wide else (3.85, 0.4, 1.55)
         self.canvas = Canvas(width, height)
         self._branches, self._lines = (7, 4) if wide else (5, 4)

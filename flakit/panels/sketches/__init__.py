@@ -1,50 +1,19 @@
 """Small panels with one or two knobs for single sentences of the lessons: one module per lesson."""
 
 import functools
+from importlib import import_module
 
 from ...figures.canvas import Cell
 from ...language import speaking
 from ..base import Panel
 from ..shared import literal
-from . import (
-    audit_your_kernel,
-    chunk_backward,
-    chunk_vs_recurrent,
-    chunking,
-    decay_blowup,
-    delta_rule,
-    delta_rule_in_chunks,
-    gsa,
-    one_infinity,
-    over_gpus,
-    rwkv6_backward,
-    rwkv6_forward,
-    speed,
-    start_here,
-    state_tracking,
-    states_and_shapes,
-    training,
-)
 
-LESSONS = (
-    start_here,
-    rwkv6_forward,
-    rwkv6_backward,
-    chunking,
-    chunk_backward,
-    one_infinity,
-    decay_blowup,
-    chunk_vs_recurrent,
-    delta_rule,
-    delta_rule_in_chunks,
-    state_tracking,
-    gsa,
-    states_and_shapes,
-    training,
-    audit_your_kernel,
-    speed,
-    over_gpus,
-)
+_NAMES = (
+    "start_here", "rwkv6_forward", "rwkv6_backward", "chunking", "chunk_backward", "one_infinity", "decay_blowup",
+    "chunk_vs_recurrent", "delta_rule", "delta_rule_in_chunks", "state_tracking", "gsa", "states_and_shapes",
+    "training", "audit_your_kernel", "speed", "over_gpus",
+)  # fmt: skip
+LESSONS = tuple(import_module(f".{name}", __name__) for name in _NAMES)
 SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
 
 
