@@ -12,9 +12,6 @@ import numpy as np
 from ..language import label, say
 from ..numerics.words import number
 
-Terms = tuple[tuple[str, ...], ...]
-"""A sum of products of named arrays, summed over every axis that the result lacks; "-" is a factor of -1."""
-
 Formula = tuple[str, str]
 """A formula, and the same with its numbers."""
 
@@ -57,7 +54,8 @@ class Scene:
     labels: of vectors, where it is not the name with an index t.
     words: names in a readout, where they differ from the arrays' own.
     axes: of every array, a letter per axis; "*" for an axis that no other array has.
-    terms: the sum of products that each array is, or a function that formats it for a frame and a cell.
+    terms: the sum of products that each array is, by the names of arrays ("decay state_before + k v"; "-" is a factor
+        of -1), summed over every axis that it lacks; or a function that formats it for a frame and a cell.
     """
 
     forward: tuple[Row, ...]
@@ -67,7 +65,7 @@ class Scene:
     decay: str
     followed: Mapping[str, tuple[str, str]]
     axes: Mapping[str, str]
-    terms: Mapping[str, Terms | Callable[[Mapping[str, np.ndarray], tuple[int, ...]], Formula]]
+    terms: Mapping[str, str | Callable[[Mapping[str, np.ndarray], tuple[int, ...]], Formula]]
     decays: str = "row of the state"
     labels: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +95,7 @@ class Scene:
         terms = self.terms.get(name)
         if terms is None or callable(terms):
             return terms and terms(frame, cell)
+        terms = [term.split() for term in terms.split(" + ")]
         here = dict(zip(self.axes[name], cell, strict=True))
         sums = sum(any(set(self.axes.get(x, "")) - set(here) for x in term) for term in terms)
         formulas, numbers = [], []
@@ -143,10 +142,6 @@ def _products(arrays: list[np.ndarray]) -> str:
 def _axes(**names: str) -> dict[str, str]:
     """Return the axes of every array, from the arrays with given axes."""
     return {name: axes.replace("_", "*") for axes, group in names.items() for name in group.split()}
-
-
-def _sum(*terms: str) -> Terms:
-    return tuple(tuple(term.split()) for term in terms)
 
 
 def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
@@ -253,21 +248,21 @@ SCENES: dict[str, Scene] = {
             KV="kv state_before bonus read kept state dstate dstate_before passed dkept dread",
         ),
         terms={
-            "uk": _sum("u k"),
-            "bonus": _sum("u k v"),
-            "read": _sum("state_before", "u k v"),
-            "o": _sum("scale r read"),
-            "kept": _sum("decay state_before"),
-            "kv": _sum("k v"),
-            "state": _sum("decay state_before", "k v"),
-            "dr": _sum("scale read do"),
-            "passed": _sum("decay state_before dstate"),
-            "dw": _sum("decay state_before dstate"),
-            "dk": _sum("dstate v", "scale r u do v"),
-            "dv": _sum("dstate k", "scale r u k do"),
-            "dkept": _sum("decay dstate"),
-            "dread": _sum("scale r do"),
-            "dstate_before": _sum("decay dstate", "scale r do"),
+            "uk": "u k",
+            "bonus": "u k v",
+            "read": "state_before + u k v",
+            "o": "scale r read",
+            "kept": "decay state_before",
+            "kv": "k v",
+            "state": "decay state_before + k v",
+            "dr": "scale read do",
+            "passed": "decay state_before dstate",
+            "dw": "decay state_before dstate",
+            "dk": "dstate v + scale r u do v",
+            "dv": "dstate k + scale r u k do",
+            "dkept": "decay dstate",
+            "dread": "scale r do",
+            "dstate_before": "decay dstate + scale r do",
         },
     ),
     "rwkv7": Scene(
@@ -338,22 +333,22 @@ SCENES: dict[str, Scene] = {
             KV="kv state_before kept edit state change dstate dstate_before passed",
         ),
         terms={
-            "removed": _sum("a state_before"),
-            "kept": _sum("decay state_before"),
-            "edit": _sum("b removed"),
-            "kv": _sum("k v"),
-            "state": _sum("decay state_before", "b removed", "k v"),
-            "change": _sum("state", "- state_before"),
-            "o": _sum("scale r state"),
-            "dr": _sum("scale state do"),
-            "passed": _sum("decay state_before dstate"),
-            "dw": _sum("decay state_before dstate"),
-            "dk": _sum("dstate v"),
-            "dv": _sum("dstate k"),
-            "db": _sum("dstate removed"),
-            "dremoved": _sum("dstate b"),
-            "da": _sum("state_before dremoved"),
-            "dstate_before": _sum("decay dstate", "a dremoved"),
+            "removed": "a state_before",
+            "kept": "decay state_before",
+            "edit": "b removed",
+            "kv": "k v",
+            "state": "decay state_before + b removed + k v",
+            "change": "state + - state_before",
+            "o": "scale r state",
+            "dr": "scale state do",
+            "passed": "decay state_before dstate",
+            "dw": "decay state_before dstate",
+            "dk": "dstate v",
+            "dv": "dstate k",
+            "db": "dstate removed",
+            "dremoved": "dstate b",
+            "da": "state_before dremoved",
+            "dstate_before": "decay dstate + a dremoved",
         },
     ),
     "gsa": Scene(
@@ -431,24 +426,24 @@ SCENES: dict[str, Scene] = {
             KM="hk_before hk_kept ks hk dhk dhk_before", MV="hv_before hv_kept sv hv dhv dhv_before", M_="passed",
         ),
         terms={
-            "hk_kept": _sum("hk_before decay"),
-            "ks": _sum("k s"),
-            "hk": _sum("hk_before decay", "k s"),
-            "scores": _sum("scale q hk"),
-            "hv_kept": _sum("decay hv_before"),
-            "sv": _sum("s v"),
-            "hv": _sum("decay hv_before", "s v"),
+            "hk_kept": "hk_before decay",
+            "ks": "k s",
+            "hk": "hk_before decay + k s",
+            "scores": "scale q hk",
+            "hv_kept": "decay hv_before",
+            "sv": "s v",
+            "hv": "decay hv_before + s v",
             "p": _softmax,
-            "o": _sum("p hv"),
-            "dp": _sum("hv do"),
+            "o": "p hv",
+            "dp": "hv do",
             "dscores": _softmax_gradient,
-            "dv": _sum("dhv s"),
-            "ds": _sum("dhv v", "dhk k"),
+            "dv": "dhv s",
+            "ds": "dhv v + dhk k",
             "passed": _passed_slots,
-            "dg": _sum("decay hv_before dhv", "decay hk_before dhk"),
-            "dq": _sum("scale hk dscores"),
-            "dk": _sum("dhk s"),
-            "dhk_before": _sum("dhk decay"),
+            "dg": "decay hv_before dhv + decay hk_before dhk",
+            "dq": "scale hk dscores",
+            "dk": "dhk s",
+            "dhk_before": "dhk decay",
         },
     ),
 }  # fmt: skip

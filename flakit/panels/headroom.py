@@ -26,8 +26,11 @@ WORDS = Words() | {
     "scaled": ", every decay times {times}",
     "in layer": "{layer}, ",
     "subtitle": "operands in {dtype}",
-    "none": "None of {n} kernels breaks on these decays.",
-    "some": {1: "1 of {n} kernels breaks on these decays.", 2: "{count} of {n} kernels break on these decays."},
+    "broken": {
+        0: "None of {n} kernels breaks on these decays.",
+        1: "1 of {n} kernels breaks on these decays.",
+        2: "{count} of {n} kernels break on these decays.",
+    },
     "first": "First of all “{kernel}”: e^{exponent} at {place}, and {dtype} ends at e^{limit}.",
     "near": "Nearest to its end: “{kernel}”, which holds up to {times:.3g} times these decays.",
     "safe": "{n} never break, whatever the decays.",
@@ -113,8 +116,7 @@ class Headroom(Panel):
         measured, margins, uniform = result
         broken = sorted((m for m in margins if m.breaks), key=lambda m: m.factor)
         near = sorted((m for m in margins if m.token is not None and not m.breaks), key=lambda m: m.factor)
-        words = WORDS["some"][min(len(broken), 2)] if broken else WORDS["none"]
-        lines = [words.format(count=len(broken), n=len(margins))]
+        lines = [WORDS.say("broken", count=len(broken), n=len(margins))]
         if broken:
             m = broken[0]
             values = {"kernel": say(case.KERNELS[m.kernel]), "exponent": number(m.exponent), "place": m.place}

@@ -12,8 +12,8 @@ from ..numerics.operators import OPERATORS
 
 NONE = "none"
 
-_ROW = {"width": "auto"}  # panels lay knobs out, two in a row on a small laptop's screen
-_STYLE = {"description_width": "76px"}
+# Panels lay knobs out, two in a row on a small laptop's screen.
+_LOOK = {"layout": {"width": "auto"}, "style": {"description_width": "76px"}}
 
 _STOPS_PER_DECADE = 40
 _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
@@ -25,7 +25,7 @@ class NumberKnob(widgets.SelectionSlider):
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
         self.low, self.high, self._stops, self._dense = low, high, frozenset(stops), frozenset()
         options = self._labelled(self._stops)
-        super().__init__(options=options, value=options[0][1], description=description, style=_STYLE, layout=_ROW)
+        super().__init__(options=options, value=options[0][1], description=description, **_LOOK)
         self.accept(value)
 
     def accept(self, value: float) -> None:
@@ -90,26 +90,22 @@ def labelled(options: Mapping | Iterable) -> list:
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
     """A list of options, or of labels and values in a mapping. A value None would show as a blank."""
-    return widgets.Dropdown(options=labelled(options), value=value, description=description, style=_STYLE, layout=_ROW)
+    return widgets.Dropdown(options=labelled(options), value=value, description=description, **_LOOK)
 
 
 def switch(value: bool, description: str) -> widgets.Checkbox:
     """A box to check."""
-    return widgets.Checkbox(value=value, description=description, indent=True, style=_STYLE, layout=_ROW)
+    return widgets.Checkbox(value=value, description=description, indent=True, **_LOOK)
 
 
 def steps(value, options: Iterable, description: str) -> widgets.SelectionSlider:
     """A slider over a few values, such as powers of two."""
-    return widgets.SelectionSlider(
-        options=labelled(options), value=value, description=description, style=_STYLE, layout=_ROW
-    )
+    return widgets.SelectionSlider(options=labelled(options), value=value, description=description, **_LOOK)
 
 
 def integer(value: int, low: int, high: int, description: str, step: int = 1) -> widgets.IntSlider:
     """A slider over whole numbers from low to high."""
-    return widgets.IntSlider(
-        value=value, min=low, max=high, step=step, description=description, style=_STYLE, layout=_ROW
-    )
+    return widgets.IntSlider(value=value, min=low, max=high, step=step, description=description, **_LOOK)
 
 
 def number(value: float, low: float, high: float, description: str, step: float | None, log: bool) -> NumberKnob:

@@ -159,7 +159,7 @@ def test_all_words_are_inside_and_apart(op, which, width):
 def made_of(scene, frame, name):
     """An array by the terms of its scene."""
     total = 0
-    for term in scene.terms[name]:
+    for term in map(str.split, scene.terms[name].split(" + ")):
         sign, factors = (-1, term[1:]) if term[0] == "-" else (1, term)
         axes = [scene.axes.get(x, "") for x in factors]
         arrays = [np.float64(frame[x]) for x in factors]
