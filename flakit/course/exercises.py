@@ -270,8 +270,7 @@ def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> st
 
 def _display(page: str) -> None:
     """Display HTML in a notebook; do nothing elsewhere."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
+    if record.shell() is not None:
         sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
 
 

@@ -140,12 +140,12 @@ def _read(place: Path) -> str:
 
 def _functions(text: str) -> dict[str, str]:
     """Return the source of each top-level function of a module by name, with decorators."""
-    return {node.name: _segment(text, node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-
-
-def _segment(text: str, node: ast.FunctionDef) -> str:
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    functions = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            functions[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    return functions
 
 
 def _known(text: str) -> set[str]:

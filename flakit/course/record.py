@@ -50,7 +50,7 @@ def folder(here: Path | None = None) -> Path:
 def note(name: str) -> None:
     """Record a correct answer to the named check. Does nothing outside a notebook, or in a solutions notebook."""
     place = folder()
-    if place.name == SOLUTIONS or not (os.environ.get("FLAKIT_MINE") or in_a_notebook()):
+    if place.name == SOLUTIONS or not (os.environ.get("FLAKIT_MINE") or hasattr(shell(), "kernel")):
         return
     dates = right()
     if name not in dates:
@@ -77,9 +77,9 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def in_a_notebook() -> bool:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell is not None and hasattr(shell, "kernel")
+def shell() -> object:
+    """Return the IPython shell that runs this process, None without one."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 @dataclass(frozen=True)

@@ -412,9 +412,11 @@ def in_float32(x, do):  # on a CPU the operator's own recurrent form computes in
 
 """
         if self.own:
-            subject, forms, loop = repr(self.spec), " forms=(),", "\n".join(self._imported())
+            names = {name: f"kernel_{n}" for n, name in enumerate(self.own)}
+            lines = [line for name, called in names.items() for line in import_of(self.own[name].original, called)]
+            subject, forms, loop = repr(self.spec), " forms=(),", "\n".join(["", *dict.fromkeys(lines)])
             imports = "from flakit.instruments.subject import Subject\n"
-            calls = {name: f"Subject({called}, {self.spec!r}).made" for name, called in self._names_in_script().items()}
+            calls = {name: f"Subject({called}, {self.spec!r}).made" for name, called in names.items()}
         others = f" others={{{', '.join(f'{name!r}: {call}' for name, call in calls.items())}}}," if calls else ""
         at = "" if decay is None else f"decay={literal(decay)}, "
         return f"""import torch
@@ -426,15 +428,6 @@ rows = gradient_rows(
     recurrence=False,  # the float64 truth in chunks where there are any, as the panel does
 )
 {show}"""
-
-    def _names_in_script(self) -> dict[str, str]:
-        """Names for the user's kernels in a script."""
-        return {name: f"kernel_{n}" for n, name in enumerate(self.own)}
-
-    def _imported(self) -> list[str]:
-        """The lines of a script that import the user's kernels."""
-        lines = [import_of(self.own[name].original, called) for name, called in self._names_in_script().items()]
-        return ["", *dict.fromkeys(line for each in lines for line in each)]
 
 
 def _tensors(op: Operator) -> tuple[str, ...]:
