@@ -135,10 +135,10 @@ class WayFigure:
             first = _TOP + 1.5 * _ROW + _GAP
             on_reads = [self._text(_LEFT - 4, first + i * _ROW, ha="right", fontsize=9) for i in range(C)]
             self._exponents = on_reads, on_keys
-            self._lit = {}
-            for name, grid in self._grids.items():
-                frames = [Rectangle((0, 0), 1, 1, zorder=6, clip_on=False, **LIT) for _ in range(2)]
-                self._lit[name] = [grid.ax.add_patch(frame) for frame in frames]
+            self._lit = {
+                name: grid.ax.add_patch(Rectangle((0, 0), 1, 1, zorder=6, clip_on=False, **LIT))
+                for name, grid in self._grids.items()
+            }
             self._dimmed = [
                 self._grids[name].ax.add_patch(
                     Rectangle((0, 0), 1, 1, transform=self._grids[name].ax.transAxes, zorder=5.5, **_DIMMED)
@@ -147,8 +147,7 @@ class WayFigure:
             ]
             _legend(self.canvas, style.non_finite_handles(), loc="lower right", bbox_to_anchor=(1, 0))
         self.canvas.labels(*self._words.values(), *on_keys, *on_reads)
-        self.canvas.moving(self._diagonal, *self._numbers.values(), *self._dimmed)
-        self.canvas.moving(*(frame for frames in self._lit.values() for frame in frames))
+        self.canvas.moving(self._diagonal, *self._numbers.values(), *self._dimmed, *self._lit.values())
 
     def _grid(self, name, left, top, width, height, rows, columns) -> None:
         ax = self.canvas.axes(left / 100, top / 100, width / 100, height / 100)
@@ -168,7 +167,7 @@ class WayFigure:
         *,
         exponents: tuple[Sequence[float], Sequence[float]],
         words: Mapping[str, str],
-        lit: Mapping[str, Sequence[tuple[int, int]]],
+        lit: Mapping[str, tuple[int, int]],
         diagonal: bool = False,
         dim: bool = False,
         **values: np.ndarray | None,
@@ -177,7 +176,7 @@ class WayFigure:
 
         exponents: of the tokens' and of the keys' factors, [C] each.
         values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; missing, None or masked: not computed yet.
-        words: a label of each. lit: the cells (row, column) of each to frame.
+        words: a label of each. lit: the cell (row, column) of each to frame.
         diagonal: whether to draw the border between past and future pairs. dim: whether to veil both factors.
         """
         for texts, each, space in zip(self._exponents, exponents, (" ", "\n"), strict=True):
@@ -188,12 +187,10 @@ class WayFigure:
             x = np.ma.masked_all(grid.shape) if x is None else np.ma.asarray(x, dtype=np.float64).reshape(grid.shape)
             self._show(name, x)
             self._words[name].set_text(words.get(name, ""))
-            cells = lit.get(name, ())
-            for n, frame in enumerate(self._lit[name]):
-                frame.set_visible(n < len(cells))
-                if n < len(cells):
-                    row, column = cells[n]
-                    frame.set_xy((column - 0.5, row - 0.5))
+            self._lit[name].set_visible(name in lit)
+            if name in lit:
+                row, column = lit[name]
+                self._lit[name].set_xy((column - 0.5, row - 0.5))
         self._diagonal.set_visible(diagonal)
         for cover in self._dimmed:
             cover.set_visible(dim)

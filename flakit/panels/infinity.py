@@ -222,15 +222,12 @@ class Infinity(Panel):
             j = last
         pair = (i, j) if not back else (ROW, last)
         lit = {
-            "key": {"key": [(0, j)]},
-            "read": {"read": [(i, 0)]},
-            "pair": {"key": [(0, j)], "read": [(i, 0)], "pairs": [pair]},
-            "all": {"pairs": [pair]},
-            "mask": {"pairs": [pair]},
-            "row": {"pairs": [pair], "result": [(i, 0)]},
-            "dA": {"pairs": [pair]},
-            "dr": {"pairs": [pair], "key": [(0, last)], "result": [(ROW, 0)]},
-        }[step]
+            "key": {"key": (0, j)},
+            "read": {"read": (i, 0)},
+            "pair": {"key": (0, j), "read": (i, 0), "pairs": pair},
+            "row": {"pairs": pair, "result": (i, 0)},
+            "dr": {"pairs": pair, "key": (0, last), "result": (ROW, 0)},
+        }.get(step, {"pairs": pair})
         centre = {"pair": computed.pairs, "all": computed.scores, "mask": computed.kept, "row": computed.kept}.get(step)
         if step == "pair":  # only the pair of the sentence; the next step shows all
             centre = np.ma.masked_all(centre.shape)

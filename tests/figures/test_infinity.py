@@ -58,9 +58,9 @@ def test_a_masked_cell_is_not_there_yet(figure):
 
 
 def test_the_lit_cell(figure):
-    update(figure, lit={"pairs": [(2, 1)]}, pairs=np.zeros((C, C)))
-    (frame,) = [frame for frame in figure._lit["pairs"] if frame.get_visible()]
-    assert frame.get_xy() == (0.5, 1.5) and has_colour(figure.canvas, LIT["edgecolor"])
+    update(figure, lit={"pairs": (2, 1)}, pairs=np.zeros((C, C)))
+    assert [name for name, frame in figure._lit.items() if frame.get_visible()] == ["pairs"]
+    assert figure._lit["pairs"].get_xy() == (0.5, 1.5) and has_colour(figure.canvas, LIT["edgecolor"])
     update(figure, pairs=np.zeros((C, C)))
     assert not has_colour(figure.canvas, LIT["edgecolor"])
 
