@@ -36,8 +36,6 @@ from ..numerics.errors import compare
 from ..numerics.words import number, padded
 from . import record
 
-_EMPTY = (None, ...)
-
 WORDS = Words() | {
     "hint": "hint",
     "yours": "yours",
@@ -290,7 +288,7 @@ def _share(name: str, x) -> None:
 
 
 def _is_empty(yours) -> bool:
-    return any(yours is empty for empty in _EMPTY)
+    return yours is None or yours is ...
 
 
 def _difference(yours, reference, tolerance: float) -> list[str]:

@@ -133,19 +133,16 @@ class Progress:
         lesson, check = self.next
         return WORDS.say("next", check=check, lesson=lesson.name)
 
-    def _faults_line(self) -> str:
+    def __repr__(self) -> str:
         from ..cases.fingerprint import CAUSES
 
-        return WORDS.say("faults", n=len(self.faults), all=len(CAUSES)) if self.faults else WORDS["no faults"]
-
-    def __repr__(self) -> str:
         lines = [WORDS.say("progress", **self._counts(), file=FILE)]
         width = 2 + max((len(lesson.checks) for lesson in self.lessons), default=0)
         for lesson in self.lessons:
             marks = "".join("●" if done else "○" for done in lesson.checks.values())
             lines.append(f"  {lesson.name[:2]}  {marks:<{width}}{lesson.title}")
-        lines += [self._next_line(), self._faults_line()]
-        return "\n".join(lines)
+        faults = WORDS.say("faults", n=len(self.faults), all=len(CAUSES)) if self.faults else WORDS["no faults"]
+        return "\n".join([*lines, self._next_line(), faults])
 
     def _repr_html_(self) -> str:
         rows = []

@@ -147,6 +147,8 @@ class Panel(widgets.VBox):
     _redrawing = threading.RLock()  # shared: panels draw one after the other
     language: str
     """The current language at creation, see `flakit.language.speaking`."""
+    text: str
+    """The readout as plain text."""
     compute: Callable
     draw: Callable[..., None]
     describe: Callable[..., str]
@@ -304,11 +306,6 @@ class Panel(widgets.VBox):
         return {name: knob.value for name, knob in self.knobs.items()}
 
     @property
-    def text(self) -> str:
-        """The readout as plain text."""
-        return self._text
-
-    @property
     def png(self) -> bytes:
         """The picture as shown."""
         return self.picture.png
@@ -392,14 +389,14 @@ class Panel(widgets.VBox):
 
     def say(self, text: str) -> None:
         """Show text in the readout."""
-        self._text = tight(text)
-        self.readout.value = html.escape(self._text)
+        self.text = tight(text)
+        self.readout.value = html.escape(self.text)
 
     @_in_its_language
     def fail(self, error: Exception) -> None:
         """Show an error in the readout; the picture stays that of the last setting that worked."""
-        self._text = f"{type(error).__name__}: {error}"
-        shown = html.escape(self._text) + f"<br>{WORDS['stale']}"
+        self.text = f"{type(error).__name__}: {error}"
+        shown = html.escape(self.text) + f"<br>{WORDS['stale']}"
         self.readout.value = f'<div class="flakit-error">{shown}</div>'
 
     # Messages of the browser: the available width, the cell that is pointed at.

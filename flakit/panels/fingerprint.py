@@ -11,7 +11,7 @@ from ..cases.fingerprint import CAUSES, KINDS, TENSORS, Fit, Row
 from ..figures.canvas import Canvas, Cell
 from ..figures.fingerprint import ROW, Fingerprint, Line
 from ..figures.plots import WIDTH, Picture
-from ..language import Words, say, speaking
+from ..language import Words, label, speaking
 from ..numerics.words import error
 from . import knobs
 from .base import Panel
@@ -61,10 +61,6 @@ def fingerprint(
         picture = Picture(0.75 + len(lines) * ROW, alt, width=WIDTH)
         Fingerprint(picture, [_LABELS.get(name, name) for name in NAMES], len(lines)).update(lines)
         return picture
-
-
-def _label(kind: str) -> str:
-    return say(kind) if kind in ("ok", "wrong") else kind
 
 
 def _line(row: Row, fit: Fit | None = None) -> Line:
@@ -119,12 +115,12 @@ class Diagnosis(Panel):
     def arithmetic(self, result, cell: Cell, **setting) -> str:
         name = NAMES[cell.column]
         if cell.map == "seen":
-            return WORDS.say("seen", name=f"{name} {_label(setting[name])}")
+            return WORDS.say("seen", name=f"{name} {label(setting[name])}")
         if cell.row >= len(result):
             return WORDS["empty"]
         row = result[cell.row].row
         x = row.cells[TENSORS[cell.column]]
-        values = {"kind": _label(x.kind), "where": WORDS["everywhere"][x.everywhere], "error": error(x.error)}
+        values = {"kind": label(x.kind), "where": WORDS["everywhere"][x.everywhere], "error": error(x.error)}
         return WORDS.say("cell", cause=row.cause.name, name=name, **values)
 
     def script(self, **setting) -> str:

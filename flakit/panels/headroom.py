@@ -68,7 +68,9 @@ class Headroom(Panel):
         self._w, self._path = w, str(w) if isinstance(w, (str, Path)) else None
         if self._path:
             self._w = read(w)
-        self._measured = functools.lru_cache(maxsize=16)(self._measure)
+        self._measured = functools.lru_cache(maxsize=16)(
+            lambda chunk, block: case.headroom(self._w, self.op, chunk, block=block)
+        )
         first = case.headroom(self._w, op, settings.get("chunk", 64), block=settings.get("block", 16))
         self.op, self.kernels = first.op, case.kernels(first.op)
         dtypes = [str(dtype).removeprefix("torch.") for dtype in LN_MAX]
@@ -83,9 +85,6 @@ class Headroom(Panel):
         controls["chunk"] = knobs.steps(64, (16, 32, 64, 128), "chunk")
         controls["block"] = knobs.steps(16, (4, 8, 16, 32), "block")
         super().__init__(controls, settings, alt=WORDS["alt"], show=show)
-
-    def _measure(self, chunk: int, block: int) -> case.Headroom:
-        return case.headroom(self._w, self.op, chunk, block=block)
 
     def compute(self, chunk, block, times, dtype, layer=ALL, **_):
         measured = self._measured(chunk, block).times(times)

@@ -266,11 +266,6 @@ def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 
-def _rows(key, how) -> list[int]:
-    _, against, *_, T, _, _ = key
-    return [row for row in _ROWS[how][against] if against != "at" or row < T]
-
-
 def _setting(key, decay: float, **row) -> tuple[dict, dict]:
     """Return the inputs and the other arguments of `anchor.run`; row: the value of the vertical axis by its name."""
     op, _, _, mask, dtype, T, chunk, seed = key
@@ -287,8 +282,8 @@ def _setting(key, decay: float, **row) -> tuple[dict, dict]:
 @functools.lru_cache(maxsize=64)
 def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
     """Return rows, columns, and the law's limits for each row. Columns are dense around every limit."""
-    op, against, scheme, *_ = key
-    rows, laws = _rows(key, how), []
+    op, against, scheme, _, _, T, _, _ = key
+    rows, laws = [row for row in _ROWS[how][against] if against != "at" or row < T], []
     for row in rows:
         x, knobs = _setting(key, 1.0, **{against: row})
         laws.append(anchor.limits(scheme, x, **knobs))

@@ -156,7 +156,7 @@ def test_who_has_chosen_a_failure_keeps_it():
 def test_it_speaks_chinese(monkeypatch):
     monkeypatch.setattr(MODULE, "PAUSE", 0.0)
     heard = []
-    monkeypatch.setattr(MODULE.AuditPanel, "say", lambda self, text: heard.append(text) or setattr(self, "_text", text))
+    monkeypatch.setattr(MODULE.AuditPanel, "say", lambda self, text: heard.append(text) or setattr(self, "text", text))
     panel = audit(WRONG["bonus dropped on one token"][1], "rwkv6", only=FEW, language="zh")
     panel.run.wait(120)
     assert [text for text in heard if not re.search("[\u4e00-\u9fff]", text)] == [] and len(heard) > 6

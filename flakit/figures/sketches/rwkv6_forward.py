@@ -74,7 +74,6 @@ class Reading(Drawing, words=WORDS["reading"]):
         ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.EMPTY, zorder=0)
         ax.axvline(0, color=style.EMPTY, zorder=0)
-        self._keys = None
 
     def _first(self, shown: ReadingShown) -> None:
         """Draw the keys and the bars."""
@@ -107,10 +106,9 @@ class Reading(Drawing, words=WORDS["reading"]):
             texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
             self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
             CellGrid(self.canvas, ax, name, len(labels), 1)
-        self._keys = shown.keys
 
     def update(self, shown: ReadingShown) -> None:
-        if self._keys is None:
+        if self.changed():
             self._first(shown)
         self._query.xy = tuple(shown.query)
         x, y = shown.query
