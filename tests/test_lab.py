@@ -37,6 +37,17 @@ def give(monkeypatch):
     return give
 
 
+@pytest.fixture
+def copied(give, tmp_path):
+    """copied("0.2.0", {name: content}) -> what becomes of one's own folder, `tmp_path`, with that version."""
+
+    def copied(version, files):
+        give(version, files)
+        return lab.copy(tmp_path)
+
+    return copied
+
+
 def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -89,48 +100,41 @@ def test_links_out_of_a_folder_within_the_notebooks_lead_into_the_source_too():
 # --- what a learner changed stays -----------------------------------------------------------------------------------
 
 
-def test_a_first_copy_brings_all_and_a_second_nothing(tmp_path, give):
+def test_a_first_copy_brings_all_and_a_second_nothing(tmp_path, copied):
     given = {"00.ipynb": notebook("1"), "images/a.png": b"\x89"}
-    give("0.1.0", given)
-    assert lab.copy(tmp_path).new == list(given)
+    assert copied("0.1.0", given).new == list(given)
     before = files(tmp_path)
     assert before.keys() == {*given, lab.RECORD}
     assert str(lab.copy(tmp_path)) == "up to date"
     assert files(tmp_path) == before
 
 
-def test_what_was_not_changed_follows_the_new_version(tmp_path, give):
-    give("0.1.0", {"00.ipynb": notebook("1"), "glossary.md": b"old"})
-    lab.copy(tmp_path)
-    give("0.2.0", {"00.ipynb": notebook("2"), "glossary.md": b"new"})
-    found = lab.copy(tmp_path)
-    assert (found.updated, found.beside) == (["00.ipynb", "glossary.md"], {})
+def test_what_was_not_changed_follows_the_new_version(tmp_path, copied):
+    copied("0.1.0", {"00.ipynb": notebook("1"), "glossary.md": b"old"})
+    copy = copied("0.2.0", {"00.ipynb": notebook("2"), "glossary.md": b"new"})
+    assert (copy.updated, copy.beside) == (["00.ipynb", "glossary.md"], {})
     assert (tmp_path / "00.ipynb").read_bytes() == notebook("2")
     assert (tmp_path / "glossary.md").read_bytes() == b"new"
 
 
-def test_what_was_changed_stays_where_flakit_has_nothing_new(tmp_path, give):
-    give("0.1.0", {"00.ipynb": notebook("...")})
-    lab.copy(tmp_path)
+def test_what_was_changed_stays_where_flakit_has_nothing_new(tmp_path, copied):
+    copied("0.1.0", {"00.ipynb": notebook("...")})
     mine = notebook("my answer")
     (tmp_path / "00.ipynb").write_bytes(mine)
-    give("0.2.0", {"00.ipynb": notebook("...")})
-    found = lab.copy(tmp_path)
-    assert (found.kept, found.beside) == (["00.ipynb"], {})
+    copy = copied("0.2.0", {"00.ipynb": notebook("...")})
+    assert (copy.kept, copy.beside) == (["00.ipynb"], {})
     assert files(tmp_path).keys() == {"00.ipynb", lab.RECORD}
     assert (tmp_path / "00.ipynb").read_bytes() == mine
 
 
-def test_what_both_changed_is_put_beside_once_and_told(tmp_path, give):
-    give("0.1.0", {"solutions/00.ipynb": notebook("...")})
-    lab.copy(tmp_path)
+def test_what_both_changed_is_put_beside_once_and_told(tmp_path, copied):
+    copied("0.1.0", {"solutions/00.ipynb": notebook("...")})
     mine, theirs = notebook("my answer"), notebook("another question")
     (tmp_path / "solutions" / "00.ipynb").write_bytes(mine)
-    give("0.2.0", {"solutions/00.ipynb": theirs})
-    found = lab.copy(tmp_path)
+    copy = copied("0.2.0", {"solutions/00.ipynb": theirs})
     beside = "solutions/00 (flakit 0.2.0).ipynb"
-    assert found.beside == {"solutions/00.ipynb": beside}
-    assert f"solutions/00.ipynb stays yours; flakit 0.2.0's is {beside}" in str(found)
+    assert copy.beside == {"solutions/00.ipynb": beside}
+    assert f"solutions/00.ipynb stays yours; flakit 0.2.0's is {beside}" in str(copy)
     assert files(tmp_path).items() >= {"solutions/00.ipynb": mine, beside: theirs}.items()
     (tmp_path / beside).unlink()
     again = lab.copy(tmp_path)
@@ -138,37 +142,33 @@ def test_what_both_changed_is_put_beside_once_and_told(tmp_path, give):
     assert not (tmp_path / beside).exists()
 
 
-def test_a_new_version_put_beside_takes_nobodys_place(tmp_path, give):
+def test_a_new_version_put_beside_takes_nobodys_place(tmp_path, copied):
     mine = {"00.ipynb": notebook("my answer"), "00 (flakit 0.2.0).ipynb": notebook("mine as well")}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    give("0.2.0", {"00.ipynb": notebook("...")})
-    assert lab.copy(tmp_path).beside == {"00.ipynb": "00 (flakit 0.2.0) 2.ipynb"}
+    assert copied("0.2.0", {"00.ipynb": notebook("...")}).beside == {"00.ipynb": "00 (flakit 0.2.0) 2.ipynb"}
     assert files(tmp_path).items() >= mine.items()
 
 
 @pytest.mark.parametrize("record", [None, b"", b"[]", b'{"files": 3}'], ids=["none", "empty", "a list", "no files"])
-def test_without_a_record_every_file_is_the_learners(tmp_path, give, record):
-    give("0.1.0", {"00.ipynb": notebook("..."), "01.ipynb": notebook("...")})
-    lab.copy(tmp_path)
+def test_without_a_record_every_file_is_the_learners(tmp_path, copied, record):
+    copied("0.1.0", {"00.ipynb": notebook("..."), "01.ipynb": notebook("...")})
     (tmp_path / "00.ipynb").write_bytes(notebook("my answer"))
     (tmp_path / lab.RECORD).unlink()
     if record is not None:
         (tmp_path / lab.RECORD).write_bytes(record)
-    found = lab.copy(tmp_path)
-    assert (found.beside.keys(), found.new, found.updated) == ({"00.ipynb"}, [], [])
+    copy = lab.copy(tmp_path)
+    assert (copy.beside.keys(), copy.new, copy.updated) == ({"00.ipynb"}, [], [])
     assert (tmp_path / "00.ipynb").read_bytes() == notebook("my answer")
 
 
-def test_to_run_a_notebook_is_no_change(tmp_path, give):
-    give("0.1.0", {"00.ipynb": notebook("1")})
-    lab.copy(tmp_path)
+def test_to_run_a_notebook_is_no_change(tmp_path, copied):
+    copied("0.1.0", {"00.ipynb": notebook("1")})
     ran = notebook("1", outputs=[{"output_type": "stream", "name": "stdout", "text": ["1"]}], count=7)
     (tmp_path / "00.ipynb").write_bytes(ran)
     assert str(lab.copy(tmp_path)) == "up to date"
     assert (tmp_path / "00.ipynb").read_bytes() == ran
-    give("0.2.0", {"00.ipynb": notebook("2")})
-    assert lab.copy(tmp_path).updated == ["00.ipynb"]
+    assert copied("0.2.0", {"00.ipynb": notebook("2")}).updated == ["00.ipynb"]
 
 
 @pytest.mark.parametrize("name", ["00_start_here.ipynb", "solutions/03_chunking.ipynb"])
@@ -183,23 +183,19 @@ def test_to_save_a_notebook_as_jupyter_writes_it_is_no_change(name):
     assert lab.fingerprint(name, nbformat.writes(read).encode()) != lab.fingerprint(name, content)
 
 
-def test_a_file_that_is_no_notebook_any_more_is_a_change(tmp_path, give):
-    give("0.1.0", {"00.ipynb": notebook("1")})
-    lab.copy(tmp_path)
+def test_a_file_that_is_no_notebook_any_more_is_a_change(tmp_path, copied):
+    copied("0.1.0", {"00.ipynb": notebook("1")})
     (tmp_path / "00.ipynb").write_bytes(b"<<<<<<< mine")
-    give("0.2.0", {"00.ipynb": notebook("2")})
-    assert lab.copy(tmp_path).beside.keys() == {"00.ipynb"}
+    assert copied("0.2.0", {"00.ipynb": notebook("2")}).beside.keys() == {"00.ipynb"}
     assert (tmp_path / "00.ipynb").read_bytes() == b"<<<<<<< mine"
 
 
-def test_a_deleted_file_comes_back_and_one_that_flakit_dropped_stays(tmp_path, give):
-    give("0.1.0", {"00.ipynb": notebook("1"), "01.ipynb": notebook("1")})
-    lab.copy(tmp_path)
+def test_a_deleted_file_comes_back_and_one_that_flakit_dropped_stays(tmp_path, copied):
+    copied("0.1.0", {"00.ipynb": notebook("1"), "01.ipynb": notebook("1")})
     (tmp_path / "00.ipynb").unlink()
-    give("0.2.0", {"00.ipynb": notebook("1")})
-    found = lab.copy(tmp_path)
-    assert (found.new, found.gone) == (["00.ipynb"], ["01.ipynb"])
-    assert "01.ipynb is no longer part of flakit" in str(found)
+    copy = copied("0.2.0", {"00.ipynb": notebook("1")})
+    assert (copy.new, copy.gone) == (["00.ipynb"], ["01.ipynb"])
+    assert "01.ipynb is no longer part of flakit" in str(copy)
     assert (tmp_path / "01.ipynb").exists()
 
 

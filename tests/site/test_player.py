@@ -131,6 +131,10 @@ class Played:
         self.settle()
 
     @property
+    def image(self):
+        return self.root.locator(".flakit-picture-box img.flakit-picture")
+
+    @property
     def readout(self):
         return self.root.locator(".flakit-readout").inner_text()
 
@@ -144,9 +148,8 @@ class Played:
 
     def picture(self, folder):
         """The file that is shown, decoded."""
-        image = self.root.locator(".flakit-picture-box img[role=img]")
-        assert image.evaluate("image => image.complete && image.naturalWidth > 0")
-        source = image.evaluate("image => image.currentSrc")
+        assert self.image.evaluate("image => image.complete && image.naturalWidth > 0")
+        source = self.image.evaluate("image => image.currentSrc")
         if source.startswith("data:image/webp;base64,"):  # the first one, which comes with the page
             return Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("RGB")
         assert source.startswith(folder.as_uri()) and source.endswith(".webp")
@@ -176,10 +179,9 @@ class Played:
         same = "(readout, html) => {const made = document.createElement('div'); made.innerHTML = html; "
         same += "return made.textContent === readout.textContent}"
         assert self.root.locator(".flakit-readout").evaluate(same, panel.readout.value), (self.readout, panel.text)
-        image = self.root.locator(".flakit-picture-box img.flakit-picture")
-        assert image.get_attribute("alt") == image.get_attribute("aria-label") == panel.picture.alt
+        assert self.image.get_attribute("alt") == self.image.get_attribute("aria-label") == panel.picture.alt
         shown = self.picture(folder)
-        wide, high = (int(image.get_attribute(each)) for each in ("width", "height"))
+        wide, high = (int(self.image.get_attribute(each)) for each in ("width", "height"))
         assert (wide, high) == panel.canvas.pixels and shown.size in ((wide, high), (2 * wide, 2 * high))
         drawn = Image.open(io.BytesIO(panel.canvas.png(shown.width // wide))).convert("RGB")
         assert max(most for _, most in ImageChops.difference(shown, drawn).getextrema()) <= 4
@@ -225,7 +227,7 @@ def test_a_slider_moved_past_its_onset_shows_what_the_live_panel_shows(name, ope
 def test_arrow_keys_walk_the_cells_and_their_words_are_those_of_the_live_panel(name, open_player):
     player, panel = open_player(name), live(PANELS[name][0])
     assert player.strip == panel.picture.strip
-    player.root.locator(".flakit-picture-box img.flakit-picture").focus()
+    player.image.focus()
     maps, words = list(panel.canvas.maps), set()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft"):
         player.page.keyboard.press(key)
@@ -253,9 +255,8 @@ def test_arrow_keys_walk_the_cells_and_their_words_are_those_of_the_live_panel(n
 @pytest.mark.parametrize("name", ["masking", "state-stepper", "infinity"])
 def test_a_cell_under_the_mouse_is_the_one_that_the_live_panel_finds(name, open_player):
     player, panel = open_player(name), live(PANELS[name][0])
-    image = player.root.locator(".flakit-picture-box img.flakit-picture")
-    image.scroll_into_view_if_needed()
-    box, found = image.bounding_box(), 0
+    player.image.scroll_into_view_if_needed()
+    box, found = player.image.bounding_box(), 0
     for x, y in ((0.2, 0.3), (0.35, 0.4), (0.5, 0.5), (0.6, 0.3), (0.8, 0.4), (0.3, 0.7), (0.99, 0.99)):
         player.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
         player.page.wait_for_timeout(60)
@@ -276,23 +277,17 @@ def test_presets_and_reset(name, open_player, folder):
     for label, setting in panel.presets.items():
         player.button(label)
         player.same_as(live(code).set(**setting), folder)
-    first = player.root.locator(".flakit-picture-box img.flakit-picture")
     player.button("reset")
-    assert player.frame == 0 and first.get_attribute("alt") == live(code).picture.alt
+    assert player.frame == 0 and player.image.get_attribute("alt") == live(code).picture.alt
 
 
 def test_a_fine_screen_gets_finer_pictures(open_player):
     player = open_player("sketch-broken", device_scale_factor=2)
-    image = player.root.locator(".flakit-picture-box img.flakit-picture")
-
-    def dots(n):
-        """For each pixel of the page, once frame n is shown."""
+    sharpness = "image => image.decode().then(() => image.naturalWidth / image.width)"
+    assert player.image.evaluate(sharpness) == 2
+    for n in range(player.root.evaluate("root => root.player.data.frames.length")):
         player.root.evaluate("(root, n) => root.player.show(n)", n)
-        return image.evaluate("image => image.decode().then(() => image.naturalWidth / image.width)")
-
-    frames = player.root.evaluate("root => root.player.data.frames.length")
-    assert image.evaluate("image => image.decode().then(() => image.naturalWidth / image.width)") == 2
-    assert {dots(n) for n in range(frames)} == {2}
+        assert player.image.evaluate(sharpness) == 2
 
 
 def test_play_goes_through_both_passes_and_stops_at_the_end_of_each(open_player):
@@ -340,12 +335,11 @@ def test_less_motion_plays_slower(open_player):
 
 def test_a_pinned_picture_stays_beside_the_next(open_player):
     player = open_player("masking")
-    shown = player.root.locator(".flakit-picture-box img.flakit-picture")
-    before, words = shown.evaluate("image => image.src"), player.readout
+    before, words = player.image.evaluate("image => image.src"), player.readout
     player.button("pin")
     pinned = player.root.locator(".flakit-pinned img")
     player.button("repaired")
-    assert pinned.evaluate("image => image.src") == before != shown.evaluate("image => image.src")
+    assert pinned.evaluate("image => image.src") == before != player.image.evaluate("image => image.src")
     assert player.root.locator("figcaption").inner_text() == f"Pinned: {words}" and player.readout != words
     player.button("unpin")
     assert pinned.count() == 0
