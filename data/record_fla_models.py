@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import functools
+import itertools
 import logging
 import os
 import platform
@@ -22,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,35 +120,24 @@ def quiet() -> None:
 def tune_all(models: list[str], limit: float, quick: bool) -> str:
     """Run everything that will be timed once, in parallel processes; describe for the record which ended in time."""
     start, env = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
-    running = {
-        (name, part, who): subprocess.Popen(
-            [sys.executable, __file__, name, "--part", part, who, *["--quick"] * quick],
-            env=env,
-            stdin=subprocess.DEVNULL,
-        )
-        for part in PARTS
-        for name in models
-        for who in WHO
-    }
-    ended, reported = {}, start
-    while running and time.monotonic() - start < limit:
-        for key, process in list(running.items()):
-            if process.poll() is not None:
-                ended[key] = process.returncode
-                del running[key]
-                outcome = f"failed with {ended[key]}" if ended[key] else "ready"
-                say(f"  {' '.join(key)}: {outcome}")
-        if time.monotonic() - reported > 20:
-            reported = time.monotonic()
-            say(f"  at it: {', '.join(map(' '.join, running))}")
-        time.sleep(0.5)
-    for process in running.values():
-        process.terminate()
-    for process in running.values():
-        process.wait()
-    cut = ", ".join(" ".join(key) for key in (*running, *ended) if ended.get(key, 1)) or "none"
-    took, processes = time.monotonic() - start, len(ended) + len(running)
-    return f"{took:.0f} s in {processes} processes, {REP} ms a choice; not done: {cut}"
+
+    def outcome(part: str, name: str, who: str) -> str:
+        command = [sys.executable, __file__, name, "--part", part, who, *["--quick"] * quick]
+        try:
+            code = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=limit).returncode
+        except subprocess.TimeoutExpired:
+            return "not in time"
+        return f"failed with {code}" if code else "ready"
+
+    parts, cut = list(itertools.product(PARTS, models, WHO)), []
+    with ThreadPoolExecutor(len(parts)) as pool:
+        running = {pool.submit(outcome, *each): each for each in parts}
+        for done in as_completed(running):
+            part, name, who = running[done]
+            say(f"  {name} {part} {who}: {done.result()}")
+            cut += [f"{name} {part} {who}"] * (done.result() != "ready")
+    took = time.monotonic() - start
+    return f"{took:.0f} s in {len(parts)} processes, {REP} ms a choice; not done: {', '.join(cut) or 'none'}"
 
 
 def tune(name: str, part: str, who: str, size: Size) -> None:

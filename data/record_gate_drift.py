@@ -14,13 +14,12 @@ import math
 import multiprocessing
 import os
 import platform
-import time
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import Progress
+from rich.progress import track
 
 from flakit.cases import gate_drift
 from flakit.cases.gate_drift import text
@@ -65,14 +64,12 @@ def main() -> None:
         sizes, window = {"dim": 32, "tokens": gate_drift.T + 64 * options.long}, WINDOW
     budget = options.seconds if options.long else None
     jobs = len(settings) if options.long else options.jobs
-    with Progress() as bar, ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         how = {"sizes": sizes, "window": window, "device": device, "seconds": budget}
         runs = [pool.submit(run, n, **setting, **how) for n, setting in enumerate(settings)]
-        task = bar.add_task("seconds" if budget else "runs", total=budget or len(runs))
-        start, waiting = time.time(), runs
-        while waiting:
-            done, waiting = wait(waiting, timeout=1)
-            bar.update(task, completed=min(budget, time.time() - start) if budget else len(runs) - len(waiting))
+        rows = [
+            row for done in track(runs, f"runs, each of {budget:.0f} s" if budget else "runs") for row in done.result()
+        ]
 
     meta = recorded.provenance(
         "python data/record_gate_drift.py" + " --long" * options.long,
@@ -83,7 +80,6 @@ def main() -> None:
     if budget:
         meta["stopped"] = f"each run after {budget:.0f} s, {len(runs)} at once"
     name = "h200_gate_drift.json" if options.long else "gate_drift.json"
-    rows = [row for done in runs for row in done.result()]
     print("wrote", recorded.write(options.out or Path(__file__).parent / name, meta, rows))
 
 

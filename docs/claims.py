@@ -99,13 +99,13 @@ class Claim:
 
 def claims(prose):
     """Every claim of a cell of prose, in order."""
-    found = []
+    in_order = []
     for match in _CLAIM.finditer(prose):
         written, digits, percent = _context(prose, match), match["number"], bool(match["percent"])
         number, half = _number(digits, percent) if digits else (None, 0.0)
         kind = _kind(digits or "", percent)
-        found.append(Claim(written, number, half, match["expression"], _figures(digits or ""), kind))
-    return found
+        in_order.append(Claim(written, number, half, match["expression"], _figures(digits or ""), kind))
+    return in_order
 
 
 def _number(digits, percent):
@@ -158,28 +158,28 @@ def values(notebook):
     }
 
 
-def broken(notebook, found=None):
+def broken(notebook, results=None):
     """The claims of a notebook that do not hold, and those that a panel of their section contradicts.
 
-    found: `values` of an earlier run; its own, unless given.
+    results: `values` of an earlier run; None: of this notebook's.
     """
-    found, sections = values(notebook) if found is None else found, [([], [])]
+    results, sections = values(notebook) if results is None else results, [([], [])]
     for cell in notebook.cells:
         if "probe_of" in cell.metadata:
             continue
         if cell.cell_type == "code":
-            sections[-1][1].extend(found.get(cell.id, []))
+            sections[-1][1].extend(results.get(cell.id, []))
             continue
-        held = iter(found.get(cell.id, []))
+        held = iter(results.get(cell.id, []))
         for n, prose in enumerate(re.split(r"^(?=## )", cell.source, flags=re.M)):
             if n:
                 sections.append(([], []))
             sections[-1][0].extend((claim, next(held)) for claim in claims(prose))
     return [
-        said
+        fault
         for checked, texts in sections
         for claim, value in checked
-        if (said := claim.wrong(value) or ("" if value is True else contradicted(claim, texts)))
+        if (fault := claim.wrong(value) or ("" if value is True else contradicted(claim, texts)))
     ]
 
 
@@ -213,13 +213,13 @@ def _figures(digits):
 def letters(prose):
     """The letters of its formulas: gi and j of gi_j, i and j of A_ij. Words that are set upright are none."""
     prose = re.sub(r"<!--.*?-->|^```.*?^```|`[^`]*`", " ", prose, flags=re.M | re.S)
-    found = set()
+    names = set()
     for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", prose, re.S):
         formula = re.sub(r"\\(?:text|operatorname|mathrm|begin|end|mathrel)\{[^}]*\}", " ", block or inline)
         formula = formula.replace(r"\kappa", "κ").replace(r"\alpha", "α")
         for word in re.findall(r"_\{?[A-Za-z]+|[A-Za-zκασ]+", re.sub(r"\\[a-zA-Z]+", " ", formula)):
-            found |= set(word.lstrip("_{")) if word[0] == "_" else {word}
-    return found
+            names |= set(word.lstrip("_{")) if word[0] == "_" else {word}
+    return names
 
 
 def minutes(path):

@@ -73,8 +73,8 @@ class Run(nn.Module):
         self.op, self.scheme = op, scheme
 
     def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
-        found = anchor.run(x, self.scheme, op=self.op, chunk=CHUNK, arriving=arriving)
-        return {**found.tensors, "A": found.A}
+        run = anchor.run(x, self.scheme, op=self.op, chunk=CHUNK, arriving=arriving)
+        return {**run.tensors, "A": run.A}
 
 
 class Truth(nn.Module):
@@ -97,9 +97,9 @@ class Sketch(nn.Module):
     T, op = T_SKETCH, FIRST
 
     def forward(self, x: dict, arriving: Tensor) -> dict[str, Tensor]:
-        found = anchor.run(x, "none", op=self.op, chunk=CHUNK, arriving=arriving).tensors
+        tensors = anchor.run(x, "none", op=self.op, chunk=CHUNK, arriving=arriving).tensors
         exact = truth(self.op, x, arriving=(arriving, None), recurrence=False)
-        return {**{name: found[name] for name in found if name != "final_state"}, "true": exact["dr"].float()}
+        return {**{name: x for name, x in tensors.items() if name != "final_state"}, "true": exact["dr"].float()}
 
 
 class Headroom(nn.Module):
@@ -113,7 +113,7 @@ class Headroom(nn.Module):
     op = FIRST
 
     def forward(self, w: Tensor, length: Tensor, limits: Tensor) -> dict[str, Tensor]:
-        w, found = split_chunks(w, CHUNK, torch.float64), []
+        w, margins = split_chunks(w, CHUNK, torch.float64), []
         for scheme in HELD:
             products = Products(w, scheme, inclusive=False, chunk=CHUNK)
             each = largest(products, length)
@@ -121,8 +121,8 @@ class Headroom(nn.Module):
             own = torch.stack([limits[0 if stored else 1] for stored in (True, False) if stored in each])
             factors = torch.where(rows[:, 0] > 0, own / rows[:, 0], torch.inf)
             least = factors.argmin()
-            found.append(torch.cat((factors[least][None], rows[least])))
-        return {"margins": torch.stack(found)}
+            margins.append(torch.cat((factors[least][None], rows[least])))
+        return {"margins": torch.stack(margins)}
 
 
 HELD = tuple(name for name, scheme in anchor.SCHEMES.items() if not scheme.dyadic)
@@ -144,7 +144,7 @@ def drawn(op: str, seed: int) -> dict[str, Tensor]:
     return {name: each for name, each in x.items() if name != OPERATORS[op].decay} | {"arriving": arriving}
 
 
-def given(op: str, decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
+def inputs(op: str, decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
     """A model's inputs: of a decay, or of decays [T, K], up to the length, and zeros from there on."""
     real = (torch.arange(rows) < length)[None, :, None, None]
 
@@ -191,18 +191,18 @@ def exported(name: str) -> bytes:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     module = models()[name].eval()
     if isinstance(module, Headroom):
-        inputs = {"w": -torch.ones(1, WINDOW, 1, COLUMNS, dtype=torch.float64), "length": torch.tensor(WINDOW)}
-        inputs["limits"] = torch.tensor([1.0, 1.0], dtype=torch.float64)
-        names = list(inputs)
+        kwargs = {"w": -torch.ones(1, WINDOW, 1, COLUMNS, dtype=torch.float64), "length": torch.tensor(WINDOW)}
+        kwargs["limits"] = torch.tensor([1.0, 1.0], dtype=torch.float64)
+        names = list(kwargs)
     else:
-        inputs = given(module.op, rows=module.T)
-        names = [*inputs["x"], "arriving"]
+        kwargs = inputs(module.op, rows=module.T)
+        names = [*kwargs["x"], "arriving"]
     program = torch.onnx.export(
         module,
         (),
-        kwargs=inputs,
+        kwargs=kwargs,
         input_names=names,
-        output_names=list(module(**inputs)),
+        output_names=list(module(**kwargs)),
         dynamo=True,
         optimize=False,
         verbose=False,
@@ -406,7 +406,7 @@ def _key(op: str) -> str:
     """Of what an operator's models stand on."""
     own = Path(__file__).read_text().partition("# --- files")[0]
     digest = hashlib.sha256(f"{sys.version} {torch.__version__} {own}".encode())
-    for path in sorted(found for pattern in STANDS_ON for found in ROOT.glob(pattern.format(op=op))):
+    for path in sorted(path for pattern in STANDS_ON for path in ROOT.glob(pattern.format(op=op))):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 

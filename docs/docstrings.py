@@ -1,11 +1,10 @@
-"""Docstrings of the public surface as pages: plain text with shapes and formulas in it, made into MyST markdown."""
+"""Docstrings of the public surface as MyST markdown: plain text with shapes and formulas in it."""
 
 import inspect
 import re
 import textwrap
 
-SECTION = re.compile(r"(Args|Returns|Raises|Yields):$")
-SECTIONS = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises", "Yields": "Yields"}
+SECTIONS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
 FORMULA = re.compile(r"\w+_t += [\w\s*+(){}^-]+")
 """A line of a recurrence, as docstrings have it for a terminal."""
 
@@ -23,18 +22,15 @@ TERM = re.compile(r"(?P<terms>\w+(, \w+)*): +(?P<rest>.*)$")
 
 def entry(name, thing):
     """A function or class under its heading: how it is called, and what its docstring says."""
-    called = f"```python\n{signature(name, thing)}\n```\n\n" if callable(thing) else ""
-    return f"## {name.rpartition('.')[2]}\n\n{called}{markdown(inspect.getdoc(thing), _arguments(thing))}\n"
+    signature = inspect.signature(thing)
+    text = markdown(inspect.getdoc(thing), tuple(signature.parameters))
+    return f"## {name.rpartition('.')[2]}\n\n```python\n{_call(name, signature)}\n```\n\n{text}\n"
 
 
-def signature(name, thing):
+def _call(name, signature):
     """The call with its defaults; annotations are left to the words below it."""
-    try:
-        given = inspect.signature(thing)
-    except ValueError:
-        return name
-    plain = [p.replace(annotation=p.empty) for p in given.parameters.values()]
-    text = str(given.replace(parameters=plain, return_annotation=given.empty))
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
     text = re.sub(r"<class '([\w.]+)'>", r"\1", text)
     if len(name + text) <= 88:
         return name + text
@@ -42,31 +38,20 @@ def signature(name, thing):
     return f"{name}(\n{textwrap.indent(inner, '    ')}\n)"
 
 
-def _arguments(thing):
-    try:
-        return tuple(inspect.signature(thing).parameters)
-    except ValueError:
-        return ()
-
-
 def markdown(doc, arguments=()):
     """A docstring's paragraphs, formulas, lists of arguments and examples.
 
     arguments: names of which one may be explained behind another on the same line, "a: the first. b: the second."
     """
-    made, section = [], None
+    parts = []
     for block in re.split(r"\n\s*\n", doc or ""):
         lines = block.rstrip().splitlines()
-        if (found := SECTION.match(lines[0])) and len(lines) > 1:
-            made.append(f"**{SECTIONS[found[1]]}**")
-            section, lines = found[1], textwrap.dedent("\n".join(lines[1:])).splitlines()
-        made += _example(lines) if lines[0].startswith(">>>") else _block(lines, section, arguments)
-        section = None
-    return "\n\n".join(made)
-
-
-def _example(lines):
-    return ["```pycon\n" + "\n".join(lines) + "\n```"]
+        section = SECTIONS.get(lines[0]) if len(lines) > 1 else None
+        if section:
+            parts.append(f"**{section}**")
+            lines = textwrap.dedent("\n".join(lines[1:])).splitlines()
+        parts.append(_block(lines, section, arguments))
+    return "\n\n".join(parts)
 
 
 def formula(lines):
@@ -80,23 +65,24 @@ def formula(lines):
 
 
 def _block(lines, section, arguments):
+    text = "\n".join(lines)
+    if text.startswith(">>>"):
+        return f"```pycon\n{text}\n```"
     if all(line.startswith("    ") for line in lines):
-        if equation := formula(lines):
-            return [equation]
-        return ["```text\n" + textwrap.dedent("\n".join(lines)) + "\n```"]
+        return formula(lines) or f"```text\n{textwrap.dedent(text)}\n```"
     items = _items(lines, arguments)
     if items and (section or len(items) > 1 or items[0][0] is not None and len(lines) > 1):
-        return ["\n\n".join(_item(*item) for item in items)]
-    return [escaped(" ".join(lines))]
+        return "\n\n".join(_item(*item) for item in items)
+    return escaped(" ".join(lines))
 
 
 def _items(lines, arguments):
     """[(terms or None, words)]: a line that begins with names and a colon, and the indented ones that follow it."""
     items = []
     for line in lines:
-        found = TERM.match(line)
-        if found and not line.startswith(" "):
-            items.append([found["terms"], found["rest"]])
+        term = TERM.match(line)
+        if term and not line.startswith(" "):
+            items.append([term["terms"], term["rest"]])
         elif line.startswith(" ") and items:
             items[-1][1] += " " + line.strip()
         elif items and items[-1][0] is None:

@@ -10,8 +10,8 @@ bar are one piece; so are maps that an arrow joins.
 """
 
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +36,9 @@ ENLARGED, LETTERS = 2.0, 1.25  # how many times its own size a phone shows a pie
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, from the picture's upper left corner."""
+
+Pixels = tuple[int, int, int, int]
+"""The same, in whole pixels."""
 
 Piece = tuple[int, int, int, int, int]
 """Left, top, width and height; and how much of the picture's width is as wide as the screen where it is shown."""
@@ -66,12 +69,16 @@ class Group:
         return self.box[2] - self.box[0]
 
 
+Run = list[Group]
+"""Neighbours, down or across, between which the picture is not cut."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """The groups of one piece, what of the picture is its own, and the width that it is as large beside others with."""
 
     group: Group
-    within: tuple[int, int, int, int]
+    within: Pixels
     room: float
 
 
@@ -79,13 +86,11 @@ class Leaf:
 class Look:
     """Pictures that are cut alike: all that they show, and where."""
 
-    found: set[Block]
+    blocks: set[Block]
     ink: np.ndarray
-    leaves: list[Leaf]
 
-    @classmethod
-    def of(cls, found: set[Block], ink: np.ndarray) -> "Look":
-        return cls(found, ink, _leaves(found, ink))
+    def __post_init__(self):
+        self.leaves = _leaves(self.blocks, self.ink)
 
     @property
     def widest(self) -> float:
@@ -115,10 +120,10 @@ class Cuts:
             if look.fits(ink):
                 look.ink |= ink
                 return n
-        own = Look.of(set(blocks(figure)), ink)
+        own = Look(set(blocks(figure)), ink)
         for n in alike:
             look = self.looks[n][1]
-            both = Look.of(look.found | own.found, look.ink | ink)
+            both = Look(look.blocks | own.blocks, look.ink | ink)
             if both.widest <= min(look.widest, own.widest):
                 self.looks[n] = key, both
                 return n
@@ -131,7 +136,7 @@ class Cuts:
 
 def blocks(figure: Figure) -> list[Block]:
     """All that a figure shows, as it was drawn last."""
-    renderer, height, found = figure.canvas.get_renderer(), figure.bbox.height, []
+    renderer, height, shown = figure.canvas.get_renderer(), figure.bbox.height, []
 
     def flipped(box: Bbox) -> Box:
         return tuple(round(float(x), 1) for x in (box.x0, height - box.y1, box.x1, height - box.y0))
@@ -139,7 +144,7 @@ def blocks(figure: Figure) -> list[Block]:
     def block(box: Bbox | None, **more) -> None:
         box = box and Bbox.intersection(box, figure.bbox)
         if box and min(box.width, box.height) > TOUCH:
-            found.append(Block(flipped(box), **more))
+            shown.append(Block(flipped(box), **more))
 
     def entries(legend: Legend) -> tuple[Box, ...]:
         pairs = zip(legend.legend_handles, legend.get_texts(), strict=True)
@@ -156,7 +161,7 @@ def blocks(figure: Figure) -> list[Block]:
         for artist in (*figure.texts, *figure.lines, *figure.patches, *figure.artists):
             if _drawn(artist):
                 block(artist.get_tightbbox(renderer))
-    return found
+    return shown
 
 
 def _drawn(artist: Artist) -> bool:
@@ -169,18 +174,18 @@ def _drawn(artist: Artist) -> bool:
 def pieces(leaves: list[Leaf], ink: np.ndarray) -> list[Piece]:
     """Leaves without the ground around them; a picture that cannot be cut is one piece, as it is."""
     height, width = ink.shape
-    found = [piece for leaf in leaves if (piece := _piece(leaf, ink))]
-    return found if len(found) > 1 else [(0, 0, width, height, width)]
+    cut = [piece for leaf in leaves if (piece := _piece(leaf, ink))]
+    return cut if len(cut) > 1 else [(0, 0, width, height, width)]
 
 
-def _leaves(found: Iterable[Block], ink: np.ndarray) -> list[Leaf]:
+def _leaves(blocks: Iterable[Block], ink: np.ndarray) -> list[Leaf]:
     """Cut a picture between its blocks, in the order in which it is read.
 
     ink: [height, width] booleans, false on the ground. No cut goes through ink, and every pixel is in one leaf.
     """
     height, width = ink.shape
     within = (0, 0, width, height)
-    groups = _grouped([each for each in sorted(found, key=lambda each: each.box) if _inside(each.box, ink).any()])
+    groups = _grouped([each for each in sorted(blocks, key=lambda each: each.box) if _inside(each.box, ink).any()])
     return _cut(groups, within, ink) if groups else [Leaf(Group(within), within, width)]
 
 
@@ -189,36 +194,33 @@ def _inside(box: Box, ink: np.ndarray) -> np.ndarray:
     return ink[top : bottom + 1, left : right + 1]
 
 
-def _grouped(found: list[Block]) -> list[Group]:
-    framed = [each for each in found if each.frame]
+def _grouped(blocks: list[Block]) -> list[Group]:
+    framed = [each for each in blocks if each.frame]
     wide = [each for each in framed if each.frame[2] - each.frame[0] > NARROW]
     groups = [Group(each.box, axes=True) for each in wide]
     for each in framed:
         if each not in wide:
             beside = [n for n, other in enumerate(wide) if _overlap(other.frame, each.frame, 1) > 0]
-            _add(
-                groups,
-                Group(each.box, axes=True),
-                sorted(beside, key=lambda n: -_overlap(wide[n].frame, each.frame, 0)),
-            )
+            nearest = sorted(beside, key=lambda n: -_overlap(wide[n].frame, each.frame, 0))
+            _add(groups, Group(each.box, axes=True), nearest)
     groups = _joined(groups)
-    for each in found:
+    for each in blocks:
         if not each.frame:
             near = [n for n, group in enumerate(groups) if group.axes and _near(group.box, each.box)]
             beside = [n for n, group in enumerate(groups) if group.axes and _beside(group.box, each.box)]
             if beside:
                 _add(groups, Group(each.box), sorted(beside, key=lambda n: -_overlap(groups[n].box, each.box, 0)))
-            elif len(near) == 1 and _owns(groups[near[0]], each, found):
+            elif len(near) == 1 and _owns(groups[near[0]], each, blocks):
                 _add(groups, Group(each.box), near)
             else:
                 groups += [Group(box) for box in each.parts or (each.box,)]
     return _joined(groups)
 
 
-def _owns(axes: Group, words: Block, found: list[Block]) -> bool:
+def _owns(axes: Group, words: Block, blocks: list[Block]) -> bool:
     """Whether words are no wider than the axes that they are near to, and nothing else lies partly between the two."""
     both = _union([axes, Group(words.box)]).box
-    over = [each for each in found if _touch(both, each.box) and not _touch(axes.box, each.box)]
+    over = [each for each in blocks if _touch(both, each.box) and not _touch(axes.box, each.box)]
     wide = words.box[2] - words.box[0] - _overlap(axes.box, words.box, 0)
     return wide <= TOUCH and all(_overlap(both, each.box, 0) >= each.box[2] - each.box[0] - TOUCH for each in over)
 
@@ -266,7 +268,7 @@ def _joined(groups: list[Group]) -> list[Group]:
     return done
 
 
-def _cut(groups: list[Group], within: tuple[int, int, int, int], ink: np.ndarray) -> list[Leaf]:
+def _cut(groups: list[Group], within: Pixels, ink: np.ndarray) -> list[Leaf]:
     """Rows, and in each of them as many columns as are needed."""
     whole = _union(groups)
     alone = [Leaf(whole, within, whole.width)]
@@ -279,38 +281,42 @@ def _cut(groups: list[Group], within: tuple[int, int, int, int], ink: np.ndarray
     if len(columns) == 1:
         return alone
     parts = _parts(columns, within, ink, 0)
-    found = [leaf for column, part in zip(columns, parts, strict=True) for leaf in _cut(column, part, ink)]
-    widest = min(FITS, max(leaf.room for leaf in found))  # letters are as large in all columns
-    return [Leaf(leaf.group, leaf.within, max(leaf.room, widest)) for leaf in found]
+    leaves = [leaf for column, part in zip(columns, parts, strict=True) for leaf in _cut(column, part, ink)]
+    widest = min(FITS, max(leaf.room for leaf in leaves))  # letters are as large in all columns
+    return [replace(leaf, room=max(leaf.room, widest)) for leaf in leaves]
 
 
-def _entitled(rows: list[list[Group]], within: tuple[int, int, int, int], ink: np.ndarray) -> list[list[Group]]:
-    """A row of words that has some for every column of axes below it is of these."""
-    found: list[list[Group]] = []
-    for row in rows:
-        if found and not _union(found[-1]).axes and _union(row).axes:
-            both = found[-1] + row
-            _, top, _, bottom = _union(both).box
-            columns = _runs(both, (within[0], int(top), within[2], int(bottom) + 1), ink, 0)
-            if len(columns) > 1 and all({group.axes for group in column} == {True, False} for column in columns):
-                found[-1] = both
-                continue
-        found.append(row)
-    return found
-
-
-def _runs(groups: list[Group], within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> list[list[Group]]:
-    """Groups in order, down (1) or across (0), in runs between which the picture can be cut."""
-    runs: list[list[Group]] = []
-    for group in sorted(groups, key=lambda group: group.box[axis]):
-        if runs and _line(_union(runs[-1]), group, within, ink, axis) is None:
-            runs[-1].append(group)
+def _merged(runs: Iterable[Run], together: Callable[[Run, Run], bool]) -> list[Run]:
+    """Runs of groups, each joined to the one before it where the two are together."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged and together(merged[-1], run):
+            merged[-1] = merged[-1] + run
         else:
-            runs.append([group])
-    return runs
+            merged.append(run)
+    return merged
 
 
-def _line(before: Group, after: Group, within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> int | None:
+def _entitled(rows: list[Run], within: Pixels, ink: np.ndarray) -> list[Run]:
+    """A row of words that has some for every column of axes below it is of these."""
+
+    def entitles(words: Run, row: Run) -> bool:
+        if _union(words).axes or not _union(row).axes:
+            return False
+        _, top, _, bottom = _union(words + row).box
+        columns = _runs(words + row, (within[0], int(top), within[2], int(bottom) + 1), ink, 0)
+        return len(columns) > 1 and all({group.axes for group in column} == {True, False} for column in columns)
+
+    return _merged(rows, entitles)
+
+
+def _runs(groups: list[Group], within: Pixels, ink: np.ndarray, axis: int) -> list[Run]:
+    """Groups in order, down (1) or across (0), in runs between which the picture can be cut."""
+    ordered = ([group] for group in sorted(groups, key=lambda group: group.box[axis]))
+    return _merged(ordered, lambda run, group: _line(_union(run), group[0], within, ink, axis) is None)
+
+
+def _line(before: Group, after: Group, within: Pixels, ink: np.ndarray, axis: int) -> int | None:
     """The line of pixels without ink that is nearest to the middle between two groups; None: there is none."""
     end, start = before.box[axis + 2], after.box[axis]
     if start < end - TOUCH:
@@ -326,7 +332,7 @@ def _line(before: Group, after: Group, within: tuple[int, int, int, int], ink: n
     return min(free, key=lambda n: abs(n + 0.5 - (end + start) / 2), default=None)
 
 
-def _parts(runs: list[list[Group]], within: tuple[int, int, int, int], ink: np.ndarray, axis: int) -> list[tuple]:
+def _parts(runs: list[Run], within: Pixels, ink: np.ndarray, axis: int) -> list[tuple]:
     """What of `within` belongs to each run."""
     lines = [_line(_union(a), _union(b), within, ink, axis) for a, b in pairwise(runs)]
     edges = [within[axis], *lines, within[axis + 2]]
@@ -336,41 +342,29 @@ def _parts(runs: list[list[Group]], within: tuple[int, int, int, int], ink: np.n
 
 def _together(rows: list[list[Leaf]]) -> list[Leaf]:
     """Axes below each other that are too wide and cannot be cut stay one piece: they may have ticks in common."""
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for row in rows:
-        last = found[-1] if found else None
+        last = leaves[-1] if leaves else None
         if last and len(row) == 1 and all(leaf.room > FITS and leaf.group.axes for leaf in (last, *row)):
             group = _union([last.group, row[0].group])
-            found[-1] = Leaf(group, (*last.within[:2], *row[0].within[2:]), group.width)
+            leaves[-1] = Leaf(group, (*last.within[:2], *row[0].within[2:]), group.width)
         else:
-            found += row
-    return found
+            leaves += row
+    return leaves
 
 
-def _led(columns: list[list[Group]]) -> list[list[Group]]:
+def _led(columns: list[Run]) -> list[Run]:
     """Words beside axes are the end of what is before them, or the beginning of what is behind."""
     if not any(group.axes for column in columns for group in column):
         return columns
-    found: list[list[Group]] = []
-    for column in columns:
-        if found and not (_union(found[-1]).axes and _union(column).axes):
-            found[-1] = found[-1] + column
-        else:
-            found.append(column)
-    return found
+    return _merged(columns, lambda before, column: not (_union(before).axes and _union(column).axes))
 
 
-def _few(runs: list[list[Group]]) -> list[list[Group]]:
+def _few(runs: list[Run]) -> list[Run]:
     """Neighbours together while they fit: in as few columns as may be, and these as even as may be."""
 
-    def filled(most: float) -> list[list[Group]]:
-        columns: list[list[Group]] = []
-        for run in runs:
-            if columns and _union(columns[-1] + run).width <= most:
-                columns[-1] = columns[-1] + run
-            else:
-                columns.append(run)
-        return columns
+    def filled(most: float) -> list[Run]:
+        return _merged(runs, lambda column, run: _union(column + run).width <= most)
 
     fewest = len(filled(FITS))
     ends = [(_union(run).box[0], _union(run).box[2]) for run in runs]

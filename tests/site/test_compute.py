@@ -259,11 +259,11 @@ def test_a_model_has_pytorchs_nan_where_multiply_and_add_are_fused(op, folder):
     model = onnxruntime.InferenceSession(gzip.decompress(base64.b64decode(packed[1])))
     outputs = [each.name for each in model.get_outputs()]
     for setting in SETTINGS:
-        made = computed.given(op, setting["decay"], setting["T"], setting["seed"])
-        x, T = made["x"], setting["T"]
+        inputs = computed.inputs(op, setting["decay"], setting["T"], setting["seed"])
+        x, T = inputs["x"], setting["T"]
         if setting["spike"]:
             x[OPERATORS[op].decay][:, setting["at"]] = setting["spike"]
-        feeds = {**{name: each.numpy() for name, each in x.items()}, "arriving": made["arriving"].numpy()}
+        feeds = {**{name: each.numpy() for name, each in x.items()}, "arriving": inputs["arriving"].numpy()}
         found = model.run(outputs, {each.name: feeds[each.name] for each in model.get_inputs()})
         got = {name: torch.from_numpy(each) for name, each in zip(outputs, found, strict=True)}
         own = {name: each[:, :T] if each.ndim == 4 else each for name, each in x.items() if name != "length"}
