@@ -67,9 +67,8 @@ def main() -> None:
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         how = {"sizes": sizes, "window": window, "device": device, "seconds": budget}
         runs = [pool.submit(run, n, **setting, **how) for n, setting in enumerate(settings)]
-        rows = [
-            row for done in track(runs, f"runs, each of {budget:.0f} s" if budget else "runs") for row in done.result()
-        ]
+        title = f"runs, each of {budget:.0f} s" if budget else "runs"
+        rows = [row for done in track(runs, title) for row in done.result()]
 
     meta = recorded.provenance(
         "python data/record_gate_drift.py" + " --long" * options.long,
@@ -179,11 +178,13 @@ def text_run(path: Path, quick: bool) -> Path:
 def resumed(kernel: str, steps: int) -> list[dict]:
     """Return the rows of the right kernel, resumed from the state before another's fatal step."""
     drift = text.resume("right", of=kernel, steps=steps)
-    return [
-        {"kernel": "right", "since": kernel, "step": drift.first + n, "loss": drift.run.losses[n]}
-        | {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
-        for n in range(steps)
-    ]
+    return [step_of(drift, n, "right", since=kernel) for n in range(steps)]
+
+
+def step_of(drift: gate_drift.Drift, n: int, kernel: str, since: str = "") -> dict:
+    """The row of a step. since: the kernel of the fatal step that the run was resumed before."""
+    step = {"kernel": kernel, "since": since, "step": drift.first + n, "loss": drift.run.losses[n]}
+    return step | {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
 
 
 class TextRun:
@@ -204,12 +205,10 @@ class TextRun:
             drift = gate_drift.Drift("rwkv6", self.kernel, first=first)
             text.train_on(self._batch, self.kernel, self.model, drift, scheme=scheme, **how)
             for n, lost in enumerate(drift.lost):
-                row = {"kernel": self.kernel, "since": "", "step": first + n, "loss": drift.run.losses[n]}
-                row |= {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
                 if lost and self.dead is None:
                     self.dead, self.before = first + n, self._states[n]
                 if self.dead is None or first + n < self.dead + AFTER:
-                    self.rows.append(row)
+                    self.rows.append(step_of(drift, n, self.kernel))
             print(f"{self.kernel}: step {len(self.rows)}, loss {self.rows[-1]['loss']:.3f}", flush=True)
 
     def _batch(self, size: int, T: int, _) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
 import torch
-from rich.progress import Progress
+from rich.progress import track
 
 from flakit.models import MIXERS, byte_prediction, train
 from flakit.models.language_model import INITIALISATIONS
@@ -48,20 +48,14 @@ def main() -> None:
         corpus=f"{text} bytes, the standard library of Python {platform.python_version()}; the last tenth held out",
     )
     settings = list(itertools.product(seeds, MIXERS, INITIALISATIONS))
-    rows, context = [], multiprocessing.get_context("spawn")
-    with Progress() as bar:
-        task = bar.add_task("speed of each mixer, alone", total=len(MIXERS))
-        speed = {}
-        for mixer in MIXERS:  # before anything shares the GPU, which also compiles the kernels once for all
-            speed[mixer] = tokens_per_second(mixer, size, options.device)
-            bar.advance(task)
-        task = bar.add_task("models", total=len(settings))
-        with ProcessPoolExecutor(options.jobs, context) as pool:
-            runs = [pool.submit(learn, n, *setting, size, options.device) for n, setting in enumerate(settings)]
-            for done in as_completed(runs):
-                rows += [{**row, "tokens_per_second": speed[row["mixer"]]} for row in done.result()]
-                recorded.write(options.out, meta, sorted(rows, key=_order))
-                bar.advance(task)
+    rows, speed = [], {}
+    for mixer in track(MIXERS, "speed of each mixer, alone"):  # which also compiles the kernels once for all
+        speed[mixer] = tokens_per_second(mixer, size, options.device)
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(learn, n, *setting, size, options.device) for n, setting in enumerate(settings)]
+        for done in track(as_completed(runs), "models", total=len(runs)):
+            rows += [{**row, "tokens_per_second": speed[row["mixer"]]} for row in done.result()]
+            recorded.write(options.out, meta, sorted(rows, key=_order))
     print("wrote", options.out)
 
 

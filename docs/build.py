@@ -26,7 +26,7 @@ from sphinx.cmd.build import main as sphinx
 from sphinxcontrib.katex import katex_version
 
 from docs import computed, notebooks, tables
-from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, name, starting_with
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "sparse" if os.environ.get("FLAKIT_SPARSE") else ROOT / "build"
@@ -39,7 +39,7 @@ MOST_SAID = 60_000  # characters of a page that the search quotes from
 
 def main(prefixes):
     start = time.monotonic()
-    unknown = [prefix for prefix in prefixes if prefix != "none" and not notebooks.starting_with([prefix])]
+    unknown = [prefix for prefix in prefixes if prefix != "none" and not starting_with([prefix], LESSONS)]
     if unknown:
         sys.exit(f"no lesson starts with {' or '.join(unknown)}")
     try:

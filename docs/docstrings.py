@@ -32,6 +32,7 @@ def _call(name, signature):
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
     text = re.sub(r"<class '([\w.]+)'>", r"\1", text)
+    text = re.sub(r"<function .*? at 0x\w+>", "...", text)
     if len(name + text) <= 88:
         return name + text
     inner = textwrap.fill(text[1:-1], 84, break_long_words=False, break_on_hyphens=False)

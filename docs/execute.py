@@ -12,7 +12,7 @@ import time
 import nbformat
 from PIL import Image
 
-from docs.lessons import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, run
+from docs.lessons import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIEW, name, run, starting_with
 
 
 def without_live_parts(notebook):
@@ -51,12 +51,8 @@ def smaller(png):
     return min(png, base64.b64encode(out.getvalue()).decode(), key=len)
 
 
-def fits(path, prefixes):
-    return not prefixes or path.name.startswith(tuple(prefixes)) or name(path).startswith(tuple(prefixes))
-
-
 def main(prefixes):
-    paths = [p for p in LESSONS + SOLUTIONS + TRANSLATIONS if fits(p, prefixes)]
+    paths = starting_with(prefixes, LESSONS + SOLUTIONS + TRANSLATIONS)
     if not paths:
         sys.exit(f"no notebook starts with {' or '.join(prefixes)}")
     for number, path in enumerate(paths, 1):

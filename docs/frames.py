@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -99,13 +99,12 @@ Setting = tuple[Hashable, ...]
 
 def install(folder: str | Path, stem: str) -> None:
     """From now on, displaying a panel records it: `<stem>-1` is the first one, `<stem>-2` the second."""
-    shown = 0
+    numbers = count(1)
 
     def bundle(panel: Panel, **_) -> dict[str, str]:
-        nonlocal shown
-        shown += 1
         text = f"{panel.name}: {panel.text}"
-        return {"text/html": record(panel, Path(folder), f"{stem}-{shown}", f"{stem}.ipynb"), "text/plain": text}
+        page = record(panel, Path(folder), f"{stem}-{next(numbers)}", f"{stem}.ipynb")
+        return {"text/html": page, "text/plain": text}
 
     Panel._repr_mimebundle_ = bundle
     comm.create_comm = comm.DummyComm  # there is no browser to tell what moves

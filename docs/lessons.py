@@ -24,6 +24,14 @@ def name(path):
     return path.relative_to(NOTEBOOKS).with_suffix("").as_posix()
 
 
+def starting_with(prefixes, paths):
+    """The notebooks whose file name, such as 04… or zh/04…, starts with one of these; without any, all."""
+    prefixes = tuple(prefixes) or ("",)
+    return [
+        path for path in paths if any(x.startswith(prefixes) for x in (path.name, f"{path.parent.name}/{path.name}"))
+    ]
+
+
 def read(path):
     return nbformat.read(path, as_version=4)
 

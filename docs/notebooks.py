@@ -23,7 +23,7 @@ from PIL import Image
 
 from docs.claims import broken, claims, values, with_probes
 from docs.execute import without_live_parts
-from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, code_cells, prose_cells, read, run
+from docs.lessons import LESSONS, NOTEBOOKS, SOLUTIONS, TRANSLATIONS, code_cells, prose_cells, read, run, starting_with
 
 ROOT = Path(__file__).parents[1]
 STANDS_ON = ("flakit/**/*.py", "flakit/**/*.js", "data/*.json", "docs/frames.py", "docs/pieces.py")
@@ -46,7 +46,7 @@ def executed(build, prefixes=()):
     Raises nbclient's CellExecutionError, and `Untrue` where a sentence says what its lesson did not compute.
     """
     base = _base()
-    chosen = starting_with(prefixes) if prefixes else LESSONS
+    chosen = starting_with(prefixes, LESSONS)
     stale = [path for path in chosen if _note(build, path).get("key") != _key(base, path)]
     print(f"lessons: {len(stale)} to run, {len(chosen) - len(stale)} are up to date", flush=True)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -68,10 +68,6 @@ def executed(build, prefixes=()):
 
 class Untrue(ValueError):
     """Numbers of the prose that are not what the lesson computed, one a line."""
-
-
-def starting_with(prefixes):
-    return [path for path in LESSONS if path.name.startswith(tuple(prefixes))]
 
 
 def _with_outputs(notebook, kept):

@@ -4,96 +4,84 @@ import html
 import inspect
 import json
 import re
+from pkgutil import resolve_name
 
 import typer
 
 import flakit
 from docs.docstrings import entry, escaped
 from flakit import cli, panels
-from flakit import models as language_models
 from flakit.bench import simulate
 from flakit.bench.messages import SIZES, fit
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
 from flakit.cases.registry import CASES
-from flakit.course import exercises, mine, record
 from flakit.figures.over_ranks import over_ranks
 from flakit.figures.roofline import speed
-from flakit.instruments import testing
-from flakit.models import convert
-from flakit.models import recorded as models_recorded
-from flakit.numerics import errors, evaluate, gradients, recorded, table
+from flakit.numerics import recorded
 from flakit.numerics.words import number
 from flakit.numerics.work import in_short
 
-
-def _of(module, *names, prefix):
-    return [(f"{prefix}.{name}", getattr(module, name)) for name in names]
-
-
-OPERATORS = [name for name in flakit.__all__ if name.startswith(("chunk_", "fused_"))]
+OPERATORS = " ".join(name for name in flakit.__all__ if name.startswith(("chunk_", "fused_")))
 API = {
     "operators": (
         "Operators",
         "Each operator in two forms, RWKV7 also by the arguments of its model, and what goes into them. What "
         "they have in common is said on [Operators](../operators.md).",
-        _of(flakit, *OPERATORS, "log_decay", "inputs", "checked", "in_place_of_fla", prefix="flakit"),
+        {"flakit": f"{OPERATORS} log_decay inputs checked in_place_of_fla"},
     ),
     "models": (
         "Models",
         "Language models on the operators. [Models](../models.md) shows their use.",
-        _of(language_models, "LanguageModel", "generate", "pad", "loss", "sum_gradients", prefix="flakit.models")
-        + [("flakit.models.LanguageModel.forward", language_models.LanguageModel.forward)]
-        + _of(
-            convert,
-            *("model_from", "weights_of", "state_from", "state_of", "log_decay_from"),
-            prefix="flakit.convert",
-        ),
+        {
+            "flakit.models": "LanguageModel generate pad loss sum_gradients LanguageModel.forward",
+            "flakit": "convert.model_from convert.weights_of "
+            "convert.state_from convert.state_of convert.log_decay_from",
+        },
     ),
     "instruments": (
         "Instruments",
         "For kernels and models of your own. [Instruments](../instruments.md) has the same from the command line.",
-        _of(flakit, "audit", "describe", "trace", "sweep", "compare", "headroom", "watch", prefix="flakit")
-        + [
-            ("flakit.models.recorded", models_recorded),
-            *_of(testing, "audited", prefix="flakit.instruments.testing"),
-        ],
+        {
+            "flakit": "audit describe trace sweep compare headroom watch",
+            "flakit.models": "recorded",
+            "flakit.instruments.testing": "audited",
+        },
     ),
     "panels": (
         "Panels",
         "Each returns a widget to show as the last line of a notebook's cell. It is live in JupyterLab and a plain "
         "picture wherever no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, "
         "`panel.as_python()` a script.",
-        _of(panels, *panels.__all__, prefix="flakit.panels"),
+        {"flakit.panels": " ".join(panels.__all__)},
     ),
     "numerics": (
         "Numerics",
         "What lessons, tests and panels measure with.",
-        [
-            *_of(evaluate, "evaluate", "truth", prefix="flakit.numerics.evaluate"),
-            *_of(errors, "compare", "relative_l2", prefix="flakit.numerics.errors"),
-            *_of(gradients, "gradient_rows", prefix="flakit.numerics.gradients"),
-            *_of(recorded, "read", "write", prefix="flakit.numerics.recorded"),
-            *_of(table, "Table", "pivot", prefix="flakit.numerics.table"),
-        ],
+        {
+            "flakit.numerics.evaluate": "evaluate truth",
+            "flakit.numerics.errors": "compare relative_l2",
+            "flakit.numerics.gradients": "gradient_rows",
+            "flakit.numerics.recorded": "read write",
+            "flakit.numerics.table": "Table pivot",
+        },
     ),
     "course": (
         "Course",
         "What lessons ask of a learner, and what a learner keeps.",
-        [
-            *_of(exercises, "check", "predict", prefix="flakit.course"),
-            *_of(mine, "add", "take", "show", prefix="flakit.course.mine"),
-            *_of(record, "progress", prefix="flakit.course"),
-        ],
+        {"flakit.course": "check predict mine.add mine.take mine.show progress"},
     ),
 }
+"""By page: its title, the words before its entries, and these by the module that has them."""
 
 
 def api():
     """{page: its markdown}"""
-    return {
-        f"api/{page}.md": f"# {title}\n\n{words}\n\n" + "\n".join(entry(*each) for each in entries)
-        for page, (title, words, entries) in API.items()
-    }
+    pages = {}
+    for page, (title, words, modules) in API.items():
+        names = [(module, name) for module, own in modules.items() for name in own.split()]
+        entries = "\n".join(entry(f"{module}.{name}", resolve_name(f"{module}:{name}")) for module, name in names)
+        pages[f"api/{page}.md"] = f"# {title}\n\n{words}\n\n{entries}"
+    return pages
 
 
 def casebook(head):
@@ -279,8 +267,9 @@ def times():
 def _overlap():
     table = recorded.read("h200_ranks")
     (row,) = table.select(operator="rwkv6")
+    card = table.meta["device"].removeprefix("NVIDIA ").split()[0]
     return (
-        f"On two {_card(table)}s RWKV6's {row['T']:,} tokens take "
+        f"On two {card}s RWKV6's {row['T']:,} tokens take "
         f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
         f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, "
         f"and in {row['overlapped']:.0%} of this its kernels compute "
@@ -305,10 +294,6 @@ def _accuracy():
             for column in ("o", "gradients")
         ),
     )
-
-
-def _card(table):
-    return table.meta["device"].removeprefix("NVIDIA ").split()[0]
 
 
 def ranks(page):
