@@ -1,9 +1,12 @@
 """Commands that a test runs to their end."""
 
+import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TARGETS = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
+"""What `make` can be asked for."""
 
 
 def completed(*command, cwd=ROOT, **options):

@@ -1,12 +1,14 @@
 """A JupyterLab that a command starts: the address that it prints, and its end."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 
 @contextlib.contextmanager
@@ -38,6 +40,14 @@ def serving(command, *, cwd, env, home, seconds=90):
             lab.wait(20)
         except subprocess.TimeoutExpired:
             os.killpg(lab.pid, signal.SIGKILL)
+
+
+def check_first_page(server, page, token):
+    """The page is served, and JupyterLab does not ask for news, as it does by default."""
+    assert urllib.request.urlopen(f"{server}{page}?token={token}", timeout=20).status == 200
+    settings = f"{server}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
+    schema = json.load(urllib.request.urlopen(settings, timeout=20))["schema"]
+    assert schema["properties"]["fetchNews"]["default"] == "false"
 
 
 def _listening(server):

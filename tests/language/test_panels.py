@@ -12,26 +12,13 @@ from fontTools.ttLib import TTFont
 from matplotlib.text import Text
 
 from docs.lessons import NOTEBOOKS
-from flakit import chunk_rwkv6, inputs
+from flakit import chunk_rwkv6, inputs, panels
 from flakit.cases.registry import CASES
 from flakit.figures.canvas import Cell
 from flakit.figures.fonts import FILE
 from flakit.figures.plots import curves
 from flakit.language import speaking, table, use
-from flakit.panels import (
-    case,
-    compare,
-    decay_explorer,
-    diagnose,
-    gradient_comparer,
-    headroom,
-    infinity,
-    kernel_trace,
-    lost_digits,
-    phase_diagram,
-    sketch,
-    state_stepper,
-)
+from flakit.panels import case, compare, headroom, sketch
 from flakit.panels.base import NARROW, WIDE, Panel
 from flakit.panels.sketches import SKETCHES
 from tests.figures.words import assert_legible
@@ -40,20 +27,14 @@ GATES = {
     "first": inputs("rwkv6", T=64, H=1, K=8)["w"],
     "last": inputs("rwkv6", T=64, H=1, K=8, decay="rwkv6-wide")["w"],
 }
+OTHERS = "audit", "case", "fingerprint", "sketch"  # without arguments, or no panels
 PANELS = {
-    **{name: lambda name=name, **how: sketch(name, **how) for name in SKETCHES},
-    "state_stepper": state_stepper,
-    "infinity": infinity,
-    "decay_explorer": decay_explorer,
-    "phase_diagram": phase_diagram,
-    "diagnosis": diagnose,
-    "gradient_comparer": gradient_comparer,
-    "compare": lambda **how: compare(chunk_rwkv6, **how),
-    "headroom": lambda **how: headroom(GATES, "rwkv6", **how),
-    "kernel_trace": kernel_trace,
-    "lost_digits": lost_digits,
-    **{name: lambda name=name, **how: case(name, **how) for name in CASES},
-}  # fmt: skip
+    **{name: lambda name=name, **options: sketch(name, **options) for name in SKETCHES},
+    **{name: lambda name=name, **options: case(name, **options) for name in CASES},
+    **{name: getattr(panels, name) for name in panels.__all__ if name not in OTHERS},
+    "compare": lambda **options: compare(chunk_rwkv6, **options),
+    "headroom": lambda **options: headroom(GATES, "rwkv6", **options),
+}
 
 NAMES = set(
     "Python ij float bfloat inf NaN nan log max exp where RMS RWKV GSA GPU ln ge gi do dr dk dv dw du dA final state "

@@ -23,7 +23,7 @@ def top(lesson):
     return prose.partition("\n## ")[0]
 
 
-HELD = [p.stem for p in LESSONS if p.stem[:2] == "00" or "*What it takes:*" in top(read(p))]
+HELD = [p for p in LESSONS if p.stem[:2] == "00" or "*What it takes:*" in top(read(p))]
 """The lessons in which every number is held. Those of the others are held where a comment says what they have to be."""
 
 
@@ -71,16 +71,28 @@ def test_numbers_that_are_held_to_nothing(prose, free):
     assert [each.strip() for each in not_held(prose)] == [each.strip() for each in free]
 
 
-def test_claims_are_held_where_they_stand(tmp_path):
-    code, prose = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+code, prose = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+
+
+@pytest.fixture
+def broken_of(tmp_path):
+    """broken_of(cells) -> the claims of a lesson that do not hold, once it has run."""
+
+    def broken_of(cells):
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
+        return broken(run(tmp_path / "lesson.ipynb", change=with_probes))
+
+    return broken_of
+
+
+def test_claims_are_held_where_they_stand(broken_of):
     cells = [
         code("x = 2"),
         prose("It is 2<!--= x --> or 3<!--= x -->, or 4<!--= y -->."),
         code("x = 3"),
         prose("3<!--= x -->"),
     ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
-    assert broken(run(tmp_path / "lesson.ipynb", change=with_probes)) == [
+    assert broken_of(cells) == [
         "'It is 2 or 3': x is 2",
         "'It is 2 or 3, or 4': y is NameError: name 'y' is not defined",
     ]
@@ -120,8 +132,7 @@ def test_a_panel_that_says_the_same_or_something_else_contradicts_nothing(prose,
     assert contradicted(claim, [panel]) == ""
 
 
-def test_panels_contradict_what_stands_in_their_section(tmp_path):
-    code, prose = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+def test_panels_contradict_what_stands_in_their_section(broken_of):
     panel = 'from flakit.panels import sketch\n\nshown = sketch("two_forms", digits=24)\nshown'
     share = "shown.result.share"
     (said,) = re.findall(r"(\d+)% of the outputs differ", sketch("two_forms", digits=24).text)
@@ -135,15 +146,13 @@ def test_panels_contradict_what_stands_in_their_section(tmp_path):
         ),
         code("shown.result.share"),
     ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lesson.ipynb")
-    assert broken(run(tmp_path / "lesson.ipynb", change=with_probes)) == [
+    assert broken_of(cells) == [
         f"'It is {off}%, not {near}%': a panel says {off}%",
     ]
 
 
-@pytest.mark.parametrize("lesson", HELD)
-def test_every_number_of_the_prose_is_held(lesson):
-    (path,) = [path for path in LESSONS if path.stem == lesson]
+@pytest.mark.parametrize("path", HELD, ids=name)
+def test_every_number_of_the_prose_is_held(path):
     assert [number for cell in prose_cells(read(path)) for number in not_held(cell.source)] == []
 
 
@@ -156,12 +165,10 @@ def test_no_question_has_its_answer_in_its_cell(path):
         assert any(isinstance(node, (ast.Name, ast.Call)) for node in ast.walk(body)), "answer: measure it"
 
 
-@pytest.mark.parametrize("lesson", HELD)
-def test_a_lesson_says_at_its_top_what_it_takes_and_is_no_longer_than_sixty_cells(lesson):
-    path = NOTEBOOKS / f"{lesson}.ipynb"
-    cells = read(path).cells
-    assert len(cells) <= 60
-    if lesson[:2] != "00":  # which shows before it tells, and the page for those who come with a fault
+@pytest.mark.parametrize("path", HELD, ids=name)
+def test_a_lesson_says_at_its_top_what_it_takes_and_is_no_longer_than_sixty_cells(path):
+    assert len(read(path).cells) <= 60
+    if path.stem[:2] != "00":  # which shows before it tells, and the page for those who come with a fault
         assert abs(int(minutes_said(read(path))[0]) - minutes(path)) <= 5
 
 

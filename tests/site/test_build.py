@@ -18,6 +18,29 @@ conf = pytest.importorskip("docs.conf", reason="the extra `site` is not installe
 pytestmark = pytest.mark.full
 
 
+@pytest.fixture
+def site_of(tmp_path):
+    """site_of(text) -> the folder of a site of one page."""
+
+    def site_of(text):
+        (tmp_path / "pages").mkdir()
+        (tmp_path / "pages" / "index.md").write_text(f"# A page\n\n{text}\n")
+        build.katex(build.KATEX)
+        build.write(tmp_path / "pages", tmp_path / "site")
+        return tmp_path / "site"
+
+    return site_of
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch):
+    """lesson(*cells) writes the only lesson, of which the site is built in `tmp_path`."""
+    path = tmp_path / "99_lesson.ipynb"
+    monkeypatch.setattr(notebooks, "LESSONS", [path])
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    return lambda *cells: nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -29,42 +52,32 @@ pytestmark = pytest.mark.full
     ],
     ids=["whole", "formula", "displayed formula", "page", "anchor"],
 )
-def test_faults_of_a_page_fail_the_build_and_are_named(tmp_path, capfd, text, said):
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    (pages / "index.md").write_text(f"# A page\n\n{text}\n")
-    build.katex(build.KATEX)
+def test_faults_of_a_page_fail_the_build_and_are_named(site_of, capfd, text, said):
     if said is None:
-        build.write(pages, tmp_path / "site")
-        assert (tmp_path / "site" / "index.html").read_text().count('class="katex"') == 2
+        assert (site_of(text) / "index.html").read_text().count('class="katex"') == 2
     else:
         with pytest.raises(SystemExit, match="not whole"):
-            build.write(pages, tmp_path / "site")
+            site_of(text)
         errors = capfd.readouterr().err
         assert "index.md" in errors and said in errors
 
 
-def test_letters_of_formulas_have_the_colours_of_pictures(tmp_path):
-    (tmp_path / "pages").mkdir()
-    (tmp_path / "pages" / "index.md").write_text("# A page\n\n$dr_i = w K$, $$D_{t} q k v g r$$\n")
-    build.katex(build.KATEX)
-    build.write(tmp_path / "pages", tmp_path / "site")
-    text = (tmp_path / "site" / "index.html").read_text()
+def test_letters_of_formulas_have_the_colours_of_pictures(site_of):
+    site = site_of("$dr_i = w K$, $$D_{t} q k v g r$$")
+    text = (site / "index.html").read_text()
     found = re.findall(r'<span class="letter" style="--letter:(#\w+)">(\w)</span>', text)
     assert found == [(looks.letter(name), name) for name in "rwDqkvgr"]  # not d, K and the subscripts
-    assert "--letter" in (tmp_path / "site" / "_static" / "site.css").read_text()
+    assert "--letter" in (site / "_static" / "site.css").read_text()
 
 
-def test_formulas_need_no_node_but_the_one_that_pip_brings(tmp_path, monkeypatch):
+def test_formulas_need_no_node_but_the_one_that_pip_brings(site_of, tmp_path, monkeypatch):
     monkeypatch.setattr("sphinxcontrib.katex.KaTeXServer.katex_server", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "pages").mkdir()
-    (tmp_path / "pages" / "index.md").write_text("# A page\n\n$e^w$\n")
+    site_of("$e^w$")
     build.katex(tmp_path / "katex")
     assert len(list((tmp_path / "katex" / "katex" / "fonts").iterdir())) >= 15
     style = (tmp_path / "katex" / "katex" / "katex.min.css").read_text()
     assert style.count(".woff2") >= 15 and ".ttf" not in style and "http" not in style
-    build.write(tmp_path / "pages", tmp_path / "site")
 
 
 SLOW_TO_LISTEN = """
@@ -87,35 +100,27 @@ def test_a_server_of_formulas_is_waited_for_until_it_listens(monkeypatch):
             assert client.recv(4) == b"here"
 
 
-def test_a_cell_that_raises_fails_the_build_with_its_traceback(tmp_path, monkeypatch):
-    path = tmp_path / "99_broken.ipynb"
-    cells = [nbformat.v4.new_markdown_cell("# Broken"), nbformat.v4.new_code_cell("far = 3\nprint(far / 0)")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    monkeypatch.setattr(notebooks, "LESSONS", [path])
-    monkeypatch.setattr(build, "BUILD", tmp_path)
+def test_a_cell_that_raises_fails_the_build_with_its_traceback(lesson, tmp_path):
+    lesson(nbformat.v4.new_code_cell("far = 3\nprint(far / 0)"))
     with pytest.raises(SystemExit) as stopped:
         build.main([])
     assert "print(far / 0)" in str(stopped.value) and "ZeroDivisionError" in str(stopped.value)
-    assert not (tmp_path / "executed" / "99_broken.ipynb").exists()
+    assert not (tmp_path / "executed" / "99_lesson.ipynb").exists()
 
 
-def test_a_sentence_that_says_what_was_not_computed_fails_the_build(tmp_path, monkeypatch):
-    path = tmp_path / "99_untrue.ipynb"
-
-    def said(number):
-        cells = [nbformat.v4.new_markdown_cell("# Untrue"), nbformat.v4.new_code_cell("far = 3"), prose]
+def test_a_sentence_that_says_what_was_not_computed_fails_the_build(lesson, tmp_path):
+    def execute(number):
         prose.source = f"It is {number}<!--= far --> steps away."
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-        return notebooks.executed(tmp_path)[path]
+        lesson(nbformat.v4.new_code_cell("far = 3"), prose)
+        return notebooks.executed(tmp_path)
 
     prose = nbformat.v4.new_markdown_cell()
-    monkeypatch.setattr(notebooks, "LESSONS", [path])
-    assert [cell.cell_type for cell in said(3).cells] == ["markdown", "code", "markdown"]
-    ran = (tmp_path / "executed" / "99_untrue.ipynb").stat().st_mtime_ns
-    monkeypatch.setattr(build, "BUILD", tmp_path)
-    with pytest.raises(notebooks.Untrue, match="99_untrue: 'It is 4': far is 3"):
-        said(4)  # other words alone: it does not run again
-    assert (tmp_path / "executed" / "99_untrue.ipynb").stat().st_mtime_ns == ran
+    (notebook,) = (x for path, x in execute(3).items() if path.stem == "99_lesson")
+    assert [cell.cell_type for cell in notebook.cells] == ["code", "markdown"]
+    ran = (tmp_path / "executed" / "99_lesson.ipynb").stat().st_mtime_ns
+    with pytest.raises(notebooks.Untrue, match="99_lesson: 'It is 4': far is 3"):
+        execute(4)  # other words alone: it does not run again
+    assert (tmp_path / "executed" / "99_lesson.ipynb").stat().st_mtime_ns == ran
     with pytest.raises(SystemExit, match="far is 3\nA lesson says what it did not compute"):
         build.main([])
 

@@ -236,17 +236,21 @@ SETTINGS = [
 SETTINGS += [{"decay": 0.0, "T": 128, "seed": 0, "spike": spike, "at": at} for spike, at in ((-88.0, 16), (-89.5, 80))]
 
 
+def inputs_of(op, setting):
+    x = flakit.inputs(op, T=setting["T"], H=1, K=32, decay=setting["decay"], seed=setting["seed"])
+    if setting["spike"]:
+        x[OPERATORS[op].decay][:, setting["at"]] = setting["spike"]
+    return x
+
+
 @pytest.mark.parametrize("op", anchor.OPERATORS)
 @pytest.mark.parametrize("scheme", anchor.SCHEMES)
 def test_the_explorer_has_pytorchs_numbers(scheme, op, computing):
-    page, decay = computing("explorer" if op == "rwkv6" else f"explorer-{op}"), OPERATORS[op].decay
+    page = computing("explorer" if op == "rwkv6" else f"explorer-{op}")
     for setting in SETTINGS:
         page.move(**setting, scheme=scheme)
-        got, spike = page.tensors(), setting["spike"]
-        x = flakit.inputs(op, T=setting["T"], H=1, K=32, decay=setting["decay"], seed=setting["seed"])
-        if spike:
-            x[decay][:, setting["at"]] = spike
-        found, near, terms = by_pytorch(op, x, scheme)
+        got = page.tensors()
+        found, near, terms = by_pytorch(op, inputs_of(op, setting), scheme)
         got["A"] = rows_of_tokens(got["A"], setting["T"])
         hold(got, found, near, terms)
 
@@ -276,9 +280,7 @@ def test_a_fused_multiply_add_changes_few_kinds_and_those_of_sums_beside_their_o
     """Pages agree with PyTorch's code in the arithmetic of browsers. How far that is from this processor's."""
     for op in OPERATORS:
         for setting in SETTINGS:
-            x = flakit.inputs(op, T=setting["T"], H=1, K=32, decay=setting["decay"], seed=setting["seed"])
-            if setting["spike"]:
-                x[OPERATORS[op].decay][:, setting["at"]] = setting["spike"]
+            x = inputs_of(op, setting)
             (fused, near, _), (unfused, *_) = by_pytorch(op, x, "none", nullcontext), by_pytorch(op, x, "none")
             for name, y in fused.items():
                 other = kind(unfused[name]) != kind(y)

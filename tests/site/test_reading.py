@@ -39,9 +39,9 @@ def page(offline):
 
 @pytest.fixture
 def opened(site, page):
-    def open_page(name, query=""):
-        page.set_viewport_size({"width": 1440, "height": 900})
-        page.goto((site / f"{name}.html").as_uri() + query)
+    def open_page(name, width=1440, height=900):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto((site / f"{name}.html").as_uri())
         return page
 
     return open_page
@@ -60,8 +60,7 @@ def test_axe_finds_nothing_serious(opened, name):
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_search_finds_a_word(opened, width):
-    page = opened("index")
-    page.set_viewport_size({"width": width, "height": 900})
+    page = opened("index", width)
     if width < 1000:
         page.locator(".mobile-header label[for='__navigation']").click()
     page.locator(".sidebar-search").fill("headroom")
@@ -138,48 +137,38 @@ def test_a_prediction_is_revealed_when_it_is_chosen(opened):
     assert not said.is_visible() and "(your choice)" not in choices.nth(0).locator("summary").inner_text()
 
 
-AT_THE_TOP = """async () => {
-  const off = [];
-  for (const link of document.querySelectorAll('.toc-tree a[href^="#"]:not([href="#"])')) {
-    scrollTo({top: 0, behavior: 'instant'});
-    link.click();
-    const heading = document.getElementById(decodeURIComponent(link.hash.slice(1)));
-    let top = NaN, calm = 0;
-    for (let n = 0; n < 60 && calm < 6; n++) {
-      await new Promise(done => setTimeout(done, 50));
-      const now = heading.getBoundingClientRect().top;
-      calm = Math.abs(now - top) < 1 ? calm + 1 : 0;
-      top = now;
-    }
-    const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
-    if (top < -2 || (top > 140 && !end)) off.push([link.textContent, Math.round(top)]);
+RESTING = """async (element, begun = () => true) => {
+  let top = NaN, calm = 0;
+  for (let n = 0; n < 100 && calm < 10; n++) {
+    await new Promise(done => setTimeout(done, 50));
+    const now = element.getBoundingClientRect().top;
+    calm = begun() && Math.abs(now - top) < 1 ? calm + 1 : 0;
+    top = now;
   }
-  return off;
+  return Math.round(top);
 }"""
+"""How far from the top of the window an element is, once it moves no more."""
+
+OFF_THE_TOP = f"""async () => {{
+  const off = [], resting = {RESTING};
+  for (const link of document.querySelectorAll('.toc-tree a[href^="#"]:not([href="#"])')) {{
+    scrollTo({{top: 0, behavior: 'instant'}});
+    link.click();
+    const top = await resting(document.getElementById(decodeURIComponent(link.hash.slice(1))));
+    const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+    if (top < -2 || (top > 140 && !end)) off.push([link.textContent, top]);
+  }}
+  return off;
+}}"""
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 390])
 @pytest.mark.parametrize("lesson", ["02_rwkv6_backward", "05_one_infinity", "06_the_anchor"])
 def test_a_link_within_a_page_leads_to_its_heading(opened, lesson, width):
-    page = opened("index")
-    page.set_viewport_size({"width": width, "height": 900})
-    page.goto(page.url.replace("index.html", f"notebooks/{lesson}.html"))
+    page = opened(f"notebooks/{lesson}", width)
     links = page.locator(".toc-tree a[href^='#']:not([href='#'])").count()
     assert links >= 5
-    assert page.evaluate(AT_THE_TOP) == []
-
-
-PANEL_AT_THE_TOP = """async name => {
-  const panel = document.querySelector(`[data-frames="${name}"]`);
-  let top = NaN, calm = 0;
-  for (let n = 0; n < 100 && calm < 10; n++) {
-    await new Promise(done => setTimeout(done, 50));
-    const now = panel.getBoundingClientRect().top;
-    calm = panel.matches('.flakit-live') && Math.abs(now - top) < 1 ? calm + 1 : 0;
-    top = now;
-  }
-  return Math.round(top);
-}"""
+    assert page.evaluate(OFF_THE_TOP) == []
 
 
 MAPS = """root => root.player.maps.map(map => {
@@ -196,9 +185,7 @@ MAPS = """root => root.player.maps.map(map => {
 
 @pytest.mark.parametrize("lesson", ["00_start_here", "04_chunk_backward", "05_one_infinity"])
 def test_on_a_phone_each_map_of_a_lessons_first_picture_has_its_width(opened, lesson):
-    page = opened("index")
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(page.url.replace("index.html", f"notebooks/{lesson}.html"))
+    page = opened(f"notebooks/{lesson}", 390, 844)
     player = page.locator(".flakit-player").first
     player.scroll_into_view_if_needed()
     page.locator(".flakit-live[data-frame]").first.wait_for()
@@ -209,13 +196,14 @@ def test_on_a_phone_each_map_of_a_lessons_first_picture_has_its_width(opened, le
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_address_of_a_panel_leads_to_it(opened, width):
-    page = opened("notebooks/05_one_infinity")
-    page.set_viewport_size({"width": width, "height": 900})
+    page = opened("notebooks/05_one_infinity", width)
     address, panel = page.url, page.locator(".flakit-player").nth(2)
     name = panel.get_attribute("data-frames")
     page.goto("about:blank")
     page.goto(f"{address}#panel={name}")
-    assert -2 <= page.evaluate(PANEL_AT_THE_TOP, name) <= 140
+    panel = page.locator(f"[data-frames='{name}']").element_handle()
+    live = "() => panel.matches('.flakit-live')"
+    assert -2 <= page.evaluate(f"panel => ({RESTING})(panel, {live})", panel) <= 140
 
 
 def test_recorded_tables_sort_and_can_be_searched_from_the_keyboard(opened):
@@ -241,8 +229,7 @@ def test_recorded_tables_sort_and_can_be_searched_from_the_keyboard(opened):
 
 
 def test_what_is_too_wide_scrolls_in_a_box_of_its_own(opened):
-    page = opened("results/h200_speed")
-    page.set_viewport_size({"width": 390, "height": 844})
+    page = opened("results/h200_speed", 390, 844)
     box = page.locator(".scrolls")
     page.wait_for_function("document.querySelector('.scrolls').tabIndex === 0")
     box.focus()
