@@ -17,16 +17,11 @@ def shown(rows):
     return {value for row in rows for value in row.items()}
 
 
-@pytest.mark.parametrize("seed", ["", "another test"])
-def test_every_value_is_shown_by_few_rows(seed):
-    chosen = [ROWS[n] for n in each_value_once(ROWS, seed=seed)]
-    assert shown(chosen) == shown(ROWS)
-    assert len(chosen) == 4
-
-
-def test_of_two_tests_each_shows_other_combinations():
-    assert each_value_once(ROWS, seed="one") != each_value_once(ROWS, seed="another")
-    assert each_value_once(ROWS, seed="one") == each_value_once(ROWS, seed="one")
+def test_few_rows_show_every_value_and_two_tests_show_other_combinations():
+    one, another = (each_value_once(ROWS, seed=seed) for seed in ("one", "another"))
+    assert one == each_value_once(ROWS, seed="one") != another
+    for chosen in (one, another):
+        assert shown(ROWS[n] for n in chosen) == shown(ROWS) and len(chosen) == 4
 
 
 def test_cheap_rows_come_first():
@@ -91,26 +86,17 @@ def test_the_quick_run_and_the_rest_are_everything_once(selected):
 
 
 def test_interpreted_tests_of_a_file_take_turns():
-    class Item:
-        def __init__(self, test, **params):
-            self.nodeid = f"tests/{test}[{'-'.join(params.values())}]"
-            self.callspec = SimpleNamespace(params=params)
+    rows = [{"op": op, "form": form} for op in "abc" for form in "de"]
+    tests = {"one.py::test_0": 0, "one.py::test_1": 1, "one.py::test_2": 2, "one.py::test_3": 0, "two.py::test_0": 0}
 
-        def get_closest_marker(self, name):
-            return name == "interpret"
+    def item(test, n):
+        callspec = SimpleNamespace(params=rows[n])
+        return SimpleNamespace(nodeid=f"{test}[{n}]", callspec=callspec, get_closest_marker="interpret".__eq__)
 
-    def kept(*tests):
-        items = [Item(test, op=op, form=form) for test in tests for op in "abc" for form in "de"]
-        out = left_out(items)
-        return {item.nodeid.partition("[")[0]: item.callspec.params for item in items if item not in out}
-
-    def few(test):
-        rows = [{"op": op, "form": form} for op in "abc" for form in "de"]
-        return [rows[n] for n in each_value_once(rows, seed=f"tests/{test}")]
-
-    names = [f"one.py::test_{n}" for n in range(4)] + ["two.py::test_0"]
-    turns = [0, 1, 2, 0, 0]
-    assert kept(*names) == {f"tests/{test}": few(test)[turn] for test, turn in zip(names, turns, strict=True)}
+    items = [item(test, n) for test in tests for n in range(len(rows))]
+    out = left_out(items)
+    chosen = [x.nodeid for x in items if x not in out]
+    assert chosen == [f"{test}[{each_value_once(rows, seed=test)[turn]}]" for test, turn in tests.items()]
 
 
 def test_no_interpreted_test_lies_where_its_step_does_not_look():

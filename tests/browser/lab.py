@@ -26,14 +26,18 @@ CHROMIUM_ARGS = [
     "--no-first-run",
 ]
 
-# Notes when a key goes down and when a panel's new picture is decoded, that is, ready to be seen.
+# Notes when a key goes down, and when a panel's new picture is decoded and then painted.
 WATCH = """
-window.flakit = {keys: [], redraws: []};
-const seen = image => image.decode().then(() => window.flakit.redraws.push(performance.now()), () => {});
+window.flakit = {keys: [], redraws: [], painted: []};
+const note = times => times.push(performance.now());
+const seen = image => image.decode().then(() => {
+  note(window.flakit.redraws);
+  requestAnimationFrame(() => setTimeout(() => note(window.flakit.painted)));
+}, () => {});
 new MutationObserver(changes => {
   for (const change of changes) if (change.target.matches('img.flakit-picture')) seen(change.target);
 }).observe(document, {subtree: true, attributes: true, attributeFilter: ['src']});
-document.addEventListener('keydown', () => window.flakit.keys.push(performance.now()), true);
+document.addEventListener('keydown', () => note(window.flakit.keys), true);
 """
 
 # A notebook that is open has a kernel that answers, or, which may take a little, a dialog that asks for one.

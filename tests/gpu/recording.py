@@ -37,7 +37,6 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keeper(), "flakit-gpu-results")
     if config.getoption("numprocesses", None) in (None, 0) or hasattr(config, "workerinput"):
-        config.pluginmanager.register(Timer(), "flakit-gpu-compiling")
         _compile_once()
         _share_processors(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
@@ -116,47 +115,18 @@ def _compile_once() -> None:
     compiler.compile = compile_alone
 
 
-class Timer:
-    """How long each test compiled kernels, added up over its threads, and which."""
-
-    def __init__(self):
-        self.seconds, self.kernels = 0.0, []
-        try:
-            from triton import knobs
-        except ImportError:
-            return
-        knobs.compilation.listener = self._compiled
-
-    def _compiled(self, *, metadata, times, cache_hit, **_):
-        if not cache_hit:
-            self.seconds += times.total / 1e6
-            self.kernels.append(str(metadata.get("hash")))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item, call):
-        report = yield
-        report.compiling, self.seconds = self.seconds, 0.0
-        report.kernels, self.kernels = self.kernels, []
-        return report
-
-
 class Keeper:
     """What came of each test, written down."""
 
     def __init__(self):
         self.rows = {(row["card"], row["file"]): row for row in RUN["rows"]}
         self.places, self.each, self.names, self.seconds, self.pieces = {}, {}, {}, {}, {}
-        self.kernels = Counter()
         self.written = 0.0
         self.broken = set()
-        self.spent, self.compiling = Counter(), Counter()
 
     def pytest_runtest_logreport(self, report):
         file, test = report.nodeid.partition("::")[0], name(report.nodeid)
         self._look()
-        self.spent[file] += getattr(report, "duration", 0.0)
-        self.compiling[file] += getattr(report, "compiling", 0.0)
-        self.kernels.update(getattr(report, "kernels", []))
         place = self.places.get((file, test))
         if place is None:
             return
@@ -180,14 +150,6 @@ class Keeper:
     def pytest_sessionfinish(self):
         self._look()
         self.write()
-
-    def pytest_terminal_summary(self, terminalreporter):
-        terminalreporter.section("seconds of all processes together, and of these compiling, of all their threads")
-        for file, seconds in self.spent.most_common():
-            terminalreporter.line(f"{seconds:8.0f} {self.compiling[file]:8.0f}  {file}")
-        terminalreporter.line(f"{self.spent.total():8.0f} {self.compiling.total():8.0f}  all that ran")
-        more = self.kernels.total() - len(self.kernels)
-        terminalreporter.line(f"{len(self.kernels)} kernels compiled, {more} times one that there was already")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config, log):

@@ -16,20 +16,10 @@ from flakit.figures.canvas import Cell
 from flakit.panels import base
 from flakit.panels.base import MILLISECONDS
 from flakit.panels.knobs import stops_of
+from tests.browser.lab import WATCH
 from tests.site.players import PAINTED, STATIC, faults, live, recorded, write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
-
-# Notes when a key goes down and when the picture that came of it has been painted.
-WATCH = """
-window.flakit = {keys: [], painted: []};
-const seen = image => image.decode().then(
-  () => requestAnimationFrame(() => setTimeout(() => window.flakit.painted.push(performance.now()))), () => {});
-new MutationObserver(changes => {
-  for (const change of changes) if (change.target.matches('img.flakit-picture')) seen(change.target);
-}).observe(document, {subtree: true, attributes: true, attributeFilter: ['src']});
-document.addEventListener('keydown', () => window.flakit.keys.push(performance.now()), true);
-"""
 
 PANELS = {
     "decay-explorer": ('decay_explorer(decay=-1.33, scheme="none", show=["decay"])', "decay", r"\bbroken\b"),
