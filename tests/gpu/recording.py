@@ -101,6 +101,8 @@ def _compile_once() -> None:
     """Who compiles a kernel holds a lock of its name; who waited for that finds it in Triton's cache."""
     try:
         from triton import compiler
+
+        from flakit.ops.common import kernel_triton
     except ImportError:
         return
     compile = compiler.compile
@@ -109,7 +111,11 @@ def _compile_once() -> None:
         source = src if isinstance(src, str) else src.hash()
         said = f"{source} {target} {sorted((options or {}).items())}"
         with (FOLDER / hashlib.sha256(said.encode()).hexdigest()).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                kernel_triton.TURN.release()  # other threads need not wait until another process is done
+                fcntl.flock(lock, fcntl.LOCK_EX)
             return compile(src, target=target, options=options, **more)
 
     compiler.compile = compile_alone
