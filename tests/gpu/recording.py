@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 import time
 from collections import Counter
 from itertools import count
@@ -101,8 +102,6 @@ def _compile_once() -> None:
     """Who compiles a kernel holds a lock of its name; who waited for that finds it in Triton's cache."""
     try:
         from triton import compiler
-
-        from flakit.ops.common import kernel_triton
     except ImportError:
         return
     compile = compiler.compile
@@ -114,7 +113,8 @@ def _compile_once() -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                kernel_triton.TURN.release()  # other threads need not wait until another process is done
+                if kernels := sys.modules.get("flakit.ops.common.kernel_triton"):
+                    kernels.TURN.release()  # other threads need not wait until another process is done
                 fcntl.flock(lock, fcntl.LOCK_EX)
             return compile(src, target=target, options=options, **more)
 
