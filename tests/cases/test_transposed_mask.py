@@ -115,7 +115,7 @@ def test_no_other_error_is_taken_for_the_compilers(backend, monkeypatch):
     def fails(*_, **__):
         raise MemoryError("no room for the state")
 
-    where = "flakit.cases.transposed_mask" + (".kernel_triton.read_grads" if backend == "triton" else ".loaded")
+    where = "flakit.cases.transposed_mask" + (".kernel_triton.read_grads" if backend == "triton" else ".tiles")
     monkeypatch.setattr(where, fails)
     with pytest.raises(MemoryError, match="no room"):
         case.at(BK=16, BV=64)

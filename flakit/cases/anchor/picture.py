@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...figures import style
@@ -115,13 +114,10 @@ class Picture(Drawing):
         ring = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.6, "linewidth": 0}
         (self._meant,) = ax.plot([], [], "o", color=style.GREEN, **ring, zorder=5, clip_on=False)
         (self._read,) = ax.plot([], [], "o", color=style.BLACK, markersize=4.5, zorder=6, clip_on=False)
-        handles = [
-            Line2D([], [], color=style.BLACK, marker="o", markersize=4.5, linewidth=0, label=WORDS["as read"]),
-            Line2D([], [], color=style.GREEN, marker="o", **ring, label=WORDS["as meant"]),
-        ]
         ax.legend(
-            handles=handles, loc="lower right", borderaxespad=0.1, handlelength=0.8, handletextpad=0.4, borderpad=0.2
-        )
+            [self._read, self._meant], [WORDS["as read"], WORDS["as meant"]], loc="lower right", borderaxespad=0.1,
+            handlelength=0.8, handletextpad=0.4, borderpad=0.2,
+        )  # fmt: skip
         self._sums_cells = CellGrid(self.canvas, ax, "sums")
         self.canvas.labels(ax.xaxis)
         self.canvas.moving(self._line, self._meant, self._read)

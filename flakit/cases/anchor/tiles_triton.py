@@ -10,17 +10,9 @@ from ...ops.common.dispatch import interpreted_alone
 
 @triton.jit
 def load_anchor(
-    gi,
-    i_c,
-    i_b,
-    o_k,
-    m_k,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    K: tl.constexpr,
-    ANCHOR: tl.constexpr,
-    ACROSS: tl.constexpr,
-):
+    gi, i_c, i_b, o_k, m_k,
+    C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
     """gi of the row ANCHOR tokens after the block's first, [BK]; before the chunk it is 0, unless ACROSS reads on."""
     row = i_b * BC + ANCHOR
     if ACROSS:

@@ -219,13 +219,7 @@ def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
 
 
 def errors(
-    *,
-    T: int = 256,
-    decay: str | float = "logsigmoid",
-    rounding: str = "bfloat16",
-    H: int = 2,
-    K: int = 64,
-    seed: int = 0,
+    *, T: int = 256, decay: str | float = "logsigmoid", rounding: str = "bfloat16", seed: int = 0
 ) -> dict[str, float]:
     """Return the relative L2 error of dw by each of `FORMULAS`, against float64 from the same rounded inputs.
 
@@ -233,7 +227,7 @@ def errors(
     dw; with tf32, which only dots read, dw stays float32. "identity-same-operands" is inf if a chunk of 64 decays too
     much.
     """
-    run = _run(T, decay, rounding, H, K, seed)
+    run = _run(T, decay, rounding, seed)
     return {name: relative_l2(dw, run.exact) for name, dw in run.dw.items()}
 
 
@@ -248,9 +242,9 @@ class _Run(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _run(T: int, decay: str | float, rounding: str, H: int, K: int, seed: int) -> _Run:
+def _run(T: int, decay: str | float, rounding: str, seed: int) -> _Run:
     """Compute dw by each formula, with the tensors that it comes from; dr and dk are rounded."""
-    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
+    x = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)
     r, k, v, do = (round_to(y, rounding) for y in (x["r"], x["k"], x["v"], cotangents("rwkv6", x)[0]))
     w = x["w"]
     exact = dw_by_formula(*(x.double() for x in (r, k, v, w, do)))["direct"]
@@ -271,10 +265,7 @@ LAWS = {"direct": 1.08, "identity-rounded": 1.35}
 
 
 def predictions(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
-    """Predict `errors`, by formula; not in float32, where the running sums round as much as dr and dk, nor in float64.
-
-    H and K are the defaults of `errors`.
-    """
+    """Predict `errors` by formula; none in float32, whose running sums round as much as dr and dk, nor in float64."""
     if rounding in ("float32", "float64"):
         return {}
     w = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)["w"]
@@ -329,7 +320,7 @@ class Shown:
 def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
     """Return the tensors behind `at`, for the first channel."""
     setting = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
-    run, laws, first = _run(T, decay, rounding, 2, 64, seed), predictions(**setting), (0, slice(None), 0, 0)
+    run, laws, first = _run(T, decay, rounding, seed), predictions(**setting), (0, slice(None), 0, 0)
     read, written = (x * dx for x, dx in ((run.r[first], run.dr[first]), (run.k[first], run.dk[first])))
     later = [x.flip(0).cumsum(0).flip(0) for x in (read, written)]
     K = V = run.w.shape[-1]

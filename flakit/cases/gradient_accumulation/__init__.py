@@ -179,27 +179,20 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
 
 
 def training(
-    contract: str = "takes **kwargs",
-    accumulation: int = 4,
-    *,
-    optimizer: str = "AdamW",
-    clip: float | None = None,
-    steps: int = 20,
-    mixer: str = "rwkv7",
-    seed: int = 0,
+    contract: str = "takes **kwargs", *, optimizer: str = "AdamW", clip: float | None = None, steps: int = 20
 ) -> list[Trained]:
-    """Memorise the experiment's 16 sequences with the trainer's loop.
+    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches.
 
     optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
     make, lr = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
-    lm, tokens = model(contract, mixer, seed=seed), sequences(seed=seed)
+    lm, tokens = model(contract), sequences()
     accepts, update, rows = False if contract == ON_THE_TRAINER else None, make(lm.parameters(), lr=lr), []
     for _ in range(steps):
         update.zero_grad()
         with torch.no_grad():
             loss = CausalLM.forward(lm, tokens, tokens)["loss"].item()
-        reported = trainer_step(lm, tokens, accumulation, accepts=accepts)
+        reported = trainer_step(lm, tokens, 4, accepts=accepts)
         norm = nn.utils.clip_grad_norm_(lm.parameters(), math.inf if clip is None else clip).item()
         rows.append(Trained(reported, loss, norm))
         if not (math.isfinite(reported) and math.isfinite(norm)):

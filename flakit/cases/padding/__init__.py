@@ -110,10 +110,9 @@ def run(
     form: str = "chunk",
     *,
     op: str = "gsa",
+    backend: str = "torch",
     chunk: int = 64,
     block: int = 16,
-    backend: str = "torch",
-    grad_seed: int = 1,
 ) -> dict[str, Tensor]:
     """Run GSA or RWKV6 forward and backward in float32, with the padding of the last chunk as in `FORMS`.
 
@@ -126,7 +125,7 @@ def run(
     of, backend = OPERATORS[op], choose_backend(backend, inputs["k"])
     formed = products(inputs["k"].shape[1], form, backend=backend, chunk=chunk, block=block)
     chunked = of(inputs, lambda w, inclusive: formed(w, inclusive=inclusive), chunk)
-    do, _ = cotangents(op, inputs, grad_seed=grad_seed)
+    do, _ = cotangents(op, inputs)
     tensors = chunked.outputs | chunked.backward(split_chunks(do, chunk, torch.float32))
     return {name: tensors[name] for name in TENSORS[op]}
 
@@ -189,17 +188,9 @@ def predicted(
 
 
 def inputs(
-    T: int,
-    gate: float = -1.0,
-    *,
-    uneven: float = 1.0,
-    op: str = "gsa",
-    H: int = 1,
-    K: int = 16,
-    M: int = 16,
-    seed: int = 0,
+    T: int, gate: float = -1.0, *, uneven: float = 1.0, op: str = "gsa", K: int = 16, M: int = 16, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Draw inputs of GSA (or RWKV6, whose state has K rows) over T tokens with a uniform gate.
+    """Draw one head of GSA (or of RWKV6, whose state has K rows) over T tokens with a uniform gate.
 
     gate: natural log, <= 0 and finite: differences of running sums are undefined at -inf.
     uneven: the fraction of the slots that have it, at least one slot; the others have -0.01.
@@ -210,7 +201,7 @@ def inputs(
     if not -math.inf < gate <= 0:
         raise ValueError(f"gate: expected a finite natural-log decay <= 0, got {gate!r}; inf - inf is another fault")
     sizes = {"M": M} if op == "gsa" else {}
-    x = make_inputs(op, T=T, H=H, K=K, **sizes, decay=float(gate), seed=seed)
+    x = make_inputs(op, T=T, H=1, K=K, **sizes, decay=float(gate), seed=seed)
     w = x[OPERATORS[op].decay]
     w[..., max(1, round(uneven * w.shape[-1])) :] = -0.01
     return x
@@ -227,33 +218,6 @@ def onset(
         return {name: bool(run({**x, decay: x[decay] * size}, form, op=op, **options)[name].isfinite().all())}
 
     return search(finite, near=[law(T, form, **options)], tolerance=tolerance, highest=highest)[name]
-
-
-def exponents(
-    inputs: Mapping[str, Tensor],
-    form: str = "chunk",
-    *,
-    op: str = "gsa",
-    chunk: int = 64,
-    block: int = 16,
-    batch: int = 0,
-    head: int = 0,
-) -> Tensor:
-    """Return the exponent gi_i - n of each row i of the last chunk at each key block's anchor, [chunk, chunk / block].
-
-    The largest over channels; above `LN_MAX` its exponential is infinite. NaN where no product is formed: for rows not
-    later than the block, and blocks without a token. -inf: a row that decays to zero.
-    """
-    _check(op, form)
-    w = inputs[OPERATORS[op].decay].detach()[batch : batch + 1, :, head : head + 1]
-    T = w.shape[1]
-    w, inclusive = split_chunks(w, chunk, torch.float32), next(iter(OPERATORS[op].reads.values()))
-    formed = products(T, form, chunk=chunk, block=block)(w, inclusive=inclusive)
-    picture = torch.full((chunk, chunk // block), torch.nan)
-    for tile in formed.key_tiles:
-        if tile.anchor is not None and formed.real[-1, tile.keys.start]:
-            picture[tile.rows, tile.keys.start // block] = formed.exponents(tile)[0][0, 0, -1].amax(-1)
-    return picture
 
 
 class Clamp(NamedTuple):
@@ -361,7 +325,11 @@ class Shown:
     """The cumulative gate of the first channel at each row, as loaded, [chunk]; NaN for rows that are not loaded."""
     block: int
     exponents: Tensor
-    """The exponent of each row at each key block's anchor, [blocks, chunk]: see `exponents`."""
+    """The largest exponent over channels, gi_i - n, of each row i at each key block's anchor, [blocks, chunk].
+
+    Above `LN_MAX` its exponential is infinite. NaN where no product is formed: for rows not later than the block, and
+    blocks without a token. -inf: a row that decays to zero.
+    """
     gradient: Tensor
     """The key's gradient, [channels, real]; `right`: that of the right form."""
     right: Tensor
@@ -380,13 +348,19 @@ def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, 
     _, right = _run(T, gate, "right", op, uneven, 16, **sizes)
     real, name = T % chunk or chunk, KEY_GRADIENT[op]
     last = slice(T - real, T)
-    w = split_chunks(x[OPERATORS[op].decay], chunk, torch.float32)
-    formed = products(T, form, **sizes)(w, inclusive=True)
+    w, (inclusive,) = split_chunks(x[OPERATORS[op].decay], chunk, torch.float32), set(OPERATORS[op].reads.values())
+    formed, exponents = (
+        products(T, form, **sizes)(w, inclusive=inclusive),
+        torch.full((chunk // block, chunk), math.nan),
+    )
+    for tile in formed.key_tiles:
+        if tile.anchor is not None and formed.real[-1, tile.keys.start]:
+            exponents[tile.keys.start // block, tile.rows] = formed.exponents(tile)[0][0, 0, -1].amax(-1)
     empty = torch.where(formed.visited[-1, :, 0], 0.0 if form != "right" else -math.inf, math.nan)
     return Shown(
         op=op, form=form, first=T - real, real=real,
         gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty), block=block,
-        exponents=exponents(x, form, op=op, **sizes).T, gradient=results[name][0, last, 0].T,
+        exponents=exponents, gradient=results[name][0, last, 0].T,
         right=right[name][0, last, 0].T, finite={name: bool(y.isfinite().all()) for name, y in results.items()},
         gate=gate, limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
         onset=_onset(T, form, op, **sizes),

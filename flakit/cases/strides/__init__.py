@@ -77,8 +77,7 @@ def law(name: str, shape: tuple[int, int, int, int]) -> float:
 
 def measured(name: str, shape: tuple[int, int, int, int]) -> float:
     """Measure the counterpart of `law`."""
-    meant, read = _numbered(name, shape)
-    return _misread(meant, read)
+    return _misread(*_numbered(name, shape))
 
 
 def _numbered(name: str, shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
@@ -137,7 +136,4 @@ def show(*, layout: str, B: int, T: int, H: int, D: int) -> Shown:
 
 def reproduce() -> list[Row]:
     """Return the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
-    shape = (2, 100, 4, 64)
-    return [
-        Row(f"{name}, {list(shape)}: misread", math.nan, law(name, shape), measured(name, shape)) for name in LAYOUTS
-    ]
+    return [row._replace(what=f"{name}, {row.what}") for name in LAYOUTS for row in at(layout=name)]

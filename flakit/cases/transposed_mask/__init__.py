@@ -84,19 +84,17 @@ def run(
         results = read_grads(*heads, state.flatten(0, 1), scale, BK, BV, transposed)
         dr, seen = (y.unflatten(0, state.shape[:2]) for y in results)
         return Run(seen, dr.transpose(1, 2))
-    seen = torch.where(loaded(*state.shape[-2:], BK, BV, transposed=transposed).to(state.device), state, 0.0)
+    K, V = state.shape[-2:]
+    mask = tiles(K, V, BK, BV, transposed=transposed)
+    seen = torch.where(mask[:K, :V].to(state.device), state, 0.0)
     dr, *_ = reference.backward(**{**x, "initial_state": seen}, scale=scale, do=do, dfinal_state=None)
     return Run(seen, dr)
 
 
-def loaded(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
-    """Return the entries of a state that the mask keeps, as the kernel forms it by tile: boolean [K, V]."""
-    return tiles(K, V, BK, BV, transposed=transposed)[:K, :V]
-
-
 def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
-    """Return the same for whole tiles, including entries beyond K and V: [K, V], rounded up to multiples of the tile.
+    """Return the entries of a state that the mask keeps, as the kernel forms it by tile: boolean.
 
+    [K, V], both rounded up to multiples of the tile: also of entries beyond the state.
     Raises `DoesNotCompile` for rectangular tiles with the transposed mask.
     """
     if _check_tile(BK, BV) is None and transposed:
