@@ -55,39 +55,36 @@ class Picture(Drawing):
         room = width - left - gap - bars - 0.3
         across = {"states": 0.62 * room, "o": 0.38 * room}
         self.canvas = Canvas(width, 3.35)
-        with style.context():
-            self._maps = {}
-            for name, at, words in (("states", left, "address"), ("o", left + across["states"] + gap, "value")):
-                ax = self._axes(at, across[name], WORDS[name], WORDS[words])
-                self._maps[name] = HeatMap(
-                    self.canvas, ax, cmap=style.SIGNED, vmin=-1.0, vmax=1.0, rows_vary=True, name=name
-                )
-            self._calls = self._maps["states"].ax
-            self._maps["o"].ax.set_yticks([])
-            between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT)
-            self._off = self._axes(width - bars - 0.12, bars, WORDS["off"], "")
-            self._off.spines[:].set_visible(True)
-            self._off.set(xlim=(0, 1.95), yticks=[], xticks=[])
-            self._between = between
-            between.set_axis_off()
-            between.set_xlim(-0.12, 1.12)
-            (self._reads,) = between.plot(
-                [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["reads"]
+        self._maps = {}
+        for name, at, words in (("states", left, "address"), ("o", left + across["states"] + gap, "value")):
+            ax = self._axes(at, across[name], WORDS[name], WORDS[words])
+            self._maps[name] = HeatMap(
+                self.canvas, ax, cmap=style.SIGNED, vmin=-1.0, vmax=1.0, rows_vary=True, name=name
             )
-            (self._writes,) = between.plot(
-                [], [], "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
-            )
-            self._bars = Bars(
-                self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=WORDS["measured"]
-            )
-            (self._law,) = self._off.plot(
-                [], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=WORDS["law"]
-            )
-            self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
-            self.canvas.figure.legend(
-                handles=[self._reads, self._writes, self._bars.patch, self._law],
-                loc="lower left", bbox_to_anchor=(left / width, 0), ncols=4, borderaxespad=0.2,
-            )  # fmt: skip
+        self._calls = self._maps["states"].ax
+        self._maps["o"].ax.set_yticks([])
+        between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT)
+        self._off = self._axes(width - bars - 0.12, bars, WORDS["off"], "")
+        self._off.spines[:].set_visible(True)
+        self._off.set(xlim=(0, 1.95), yticks=[], xticks=[])
+        self._between = between
+        between.set_axis_off()
+        between.set_xlim(-0.12, 1.12)
+        (self._reads,) = between.plot(
+            [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["reads"]
+        )
+        (self._writes,) = between.plot(
+            [], [], "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
+        )
+        self._bars = Bars(
+            self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=WORDS["measured"]
+        )
+        (self._law,) = self._off.plot([], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=WORDS["law"])
+        self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
+        self.canvas.figure.legend(
+            handles=[self._reads, self._writes, self._bars.patch, self._law],
+            loc="lower left", bbox_to_anchor=(left / width, 0), ncols=4, borderaxespad=0.2,
+        )  # fmt: skip
         self.canvas.moving(self._reads, self._writes, self._law, *self._words)
 
     def _axes(self, left: float, width: float, title: str, across: str):

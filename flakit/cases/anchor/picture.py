@@ -81,26 +81,25 @@ class Picture(Drawing):
         side = (width - left - first - last - 4 * gap - 3 * 0.1 - strip - 0.08) / 3
         high, below = 2.4, 0.68
         self.canvas, self._first, self._arrows = Canvas(width, top + high + below), 0, {}
-        with style.context():
-            self.canvas.figure.text(left / width, 0.03, WORDS["colours"], fontsize=8.5, va="bottom")
-            self._draw_sums(self.canvas.axes(left, top, first, high))
-            at = left + first + gap
-            ax = self.canvas.axes(at, top, strip, high)
-            ax.set(xticks=[], yticks=[])
-            self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
-            mark = {"color": style.BROKEN, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
-            (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
-            at += strip + 0.04
-            titles = {**WORDS, "read": WORDS["read"][False]}
-            scales = {"read": signed(_END), "key": signed(_END), "weights": powers(-20, 0)}
-            self._maps = Maps(
-                self.canvas, {name: Map(titles[name], scale, empty="unformed") for name, scale in scales.items()},
-                left=at, top=top, size=(side, high), gap=gap + 0.1, columns=WORDS["key j"], labels=False,
-            )  # fmt: skip
-            for name, heat in self._maps.items():
-                (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)
-            at = self._maps.right + gap + 0.1
-            self._draw_lost(self.canvas.axes(at, top, last, high))
+        self.canvas.figure.text(left / width, 0.03, WORDS["colours"], fontsize=8.5, va="bottom")
+        self._draw_sums(self.canvas.axes(left, top, first, high))
+        at = left + first + gap
+        ax = self.canvas.axes(at, top, strip, high)
+        ax.set(xticks=[], yticks=[])
+        self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
+        mark = {"color": style.BROKEN, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
+        (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
+        at += strip + 0.04
+        titles = {**WORDS, "read": WORDS["read"][False]}
+        scales = {"read": signed(_END), "key": signed(_END), "weights": powers(-20, 0)}
+        self._maps = Maps(
+            self.canvas, {name: Map(titles[name], scale, empty="unformed") for name, scale in scales.items()},
+            left=at, top=top, size=(side, high), gap=gap + 0.1, columns=WORDS["key j"], labels=False,
+        )  # fmt: skip
+        for name, heat in self._maps.items():
+            (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)
+        at = self._maps.right + gap + 0.1
+        self._draw_lost(self.canvas.axes(at, top, last, high))
         self.canvas.moving(*self._arrows.values())
 
     def _draw_sums(self, ax) -> None:

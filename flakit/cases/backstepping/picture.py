@@ -68,20 +68,19 @@ class Picture(Drawing):
         left, top, below = 0.68, 0.3, 0.82
         high, plot = (1.25, 1.45) if width > 8 else (1.0, 1.3)
         self.canvas = Canvas(width, top + high + below + plot + 0.45)
-        with style.context():
-            self._maps = Maps(
-                self.canvas,
-                {"off": Map(WORDS["off"], _SCALE, across=True, lost=("wrong", WORDS["wrong"]))},
-                left=left, top=top, size=(width - left - 0.75, high), rows=WORDS["channel"], columns=WORDS["token t"],
-            )  # fmt: skip
-            self._maps.bar("off")
-            handles = [style.swatch(style.BROKEN, WORDS["wrong"]), *style.non_finite_handles()]
-            at = 1 - (top + high + 0.47) / (top + high + below + plot + 0.45)
-            self.canvas.figure.legend(
-                handles=handles, loc="upper right", ncols=3, borderaxespad=0, bbox_to_anchor=(1 - 0.75 / width, at)
-            )
-            self.canvas.figure.text(left / width, at, WORDS["nothing"], fontsize=8.5, va="top")
-            self._draw_curve(self.canvas.axes(left, top + high + below, width - left - 0.75, plot))
+        self._maps = Maps(
+            self.canvas,
+            {"off": Map(WORDS["off"], _SCALE, across=True, lost=("wrong", WORDS["wrong"]))},
+            left=left, top=top, size=(width - left - 0.75, high), rows=WORDS["channel"], columns=WORDS["token t"],
+        )  # fmt: skip
+        self._maps.bar("off")
+        handles = [style.swatch(style.BROKEN, WORDS["wrong"]), *style.non_finite_handles()]
+        at = 1 - (top + high + 0.47) / (top + high + below + plot + 0.45)
+        self.canvas.figure.legend(
+            handles=handles, loc="upper right", ncols=3, borderaxespad=0, bbox_to_anchor=(1 - 0.75 / width, at)
+        )
+        self.canvas.figure.text(left / width, at, WORDS["nothing"], fontsize=8.5, va="top")
+        self._draw_curve(self.canvas.axes(left, top + high + below, width - left - 0.75, plot))
 
     def _draw_curve(self, ax) -> None:
         ax.set(yscale="log", xlim=(0, _FAR), ylim=(1e-8, 1e6), xlabel=WORDS["walked"], ylabel=WORDS["over"])

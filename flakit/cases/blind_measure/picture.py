@@ -58,29 +58,28 @@ class Picture(Drawing):
         left, gap, top, bottom, height = 0.52, 0.75, 0.3, 0.85, 2.2
         side = 0.42 * (width - left - gap - 0.15)
         self.canvas = Canvas(width, top + height + bottom)
-        with style.context():
-            ax = whole_ticks(self.canvas.axes(left, top, side, height))
-            ax.set(xlabel=WORDS["element"], ylabel=WORDS["row"])
-            self._title = ax.set_title("")
-            self._map = HeatMap(self.canvas, ax, cmap="Greys", vmin=-5, vmax=5, name="map")
-            self._lost = Marked(self.canvas, ax, facecolor=style.BROKEN, edgecolor=style.BROKEN, linewidth=0.8)
-            self._ring = Ring(self.canvas, ax)
-            ax = self._ax = self.canvas.axes(left + side + gap, top, width - left - side - gap - 0.15, height)
-            ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))
-            ax.set_yticks(range(-4, 2), ["$10^{-4}$", "$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "1", "10"])
-            self._lines = {
-                name: ax.plot([], [], **look, label=WORDS[name])[0]
-                for name, look in zip(_CURVES, style.LINES, strict=False)
-            }
-            (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
-            self._tolerance = ax.axhline(0, color=style.GREY, linewidth=1.2)
-            self._accepted = ax.axvspan(0, 1, facecolor=style.NAN["facecolor"], zorder=0)
-            self._words = ax.text(0, 0, "", ha="right", va="bottom", color=style.GREY, fontsize=8.5, zorder=5)
-            self._cells = CellGrid(self.canvas, ax, "curves")
-            handles = [*self._lines.values(), self._law]
-            self.canvas.figure.legend(
-                handles=handles, loc="lower right", ncols=4, borderaxespad=0.2, handlelength=2.6, columnspacing=1.2
-            )
+        ax = whole_ticks(self.canvas.axes(left, top, side, height))
+        ax.set(xlabel=WORDS["element"], ylabel=WORDS["row"])
+        self._title = ax.set_title("")
+        self._map = HeatMap(self.canvas, ax, cmap="Greys", vmin=-5, vmax=5, name="map")
+        self._lost = Marked(self.canvas, ax, facecolor=style.BROKEN, edgecolor=style.BROKEN, linewidth=0.8)
+        self._ring = Ring(self.canvas, ax)
+        ax = self._ax = self.canvas.axes(left + side + gap, top, width - left - side - gap - 0.15, height)
+        ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))
+        ax.set_yticks(range(-4, 2), ["$10^{-4}$", "$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "1", "10"])
+        self._lines = {
+            name: ax.plot([], [], **look, label=WORDS[name])[0]
+            for name, look in zip(_CURVES, style.LINES, strict=False)
+        }
+        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        self._tolerance = ax.axhline(0, color=style.GREY, linewidth=1.2)
+        self._accepted = ax.axvspan(0, 1, facecolor=style.NAN["facecolor"], zorder=0)
+        self._words = ax.text(0, 0, "", ha="right", va="bottom", color=style.GREY, fontsize=8.5, zorder=5)
+        self._cells = CellGrid(self.canvas, ax, "curves")
+        handles = [*self._lines.values(), self._law]
+        self.canvas.figure.legend(
+            handles=handles, loc="lower right", ncols=4, borderaxespad=0.2, handlelength=2.6, columnspacing=1.2
+        )
         moving = *self._lines.values(), self._law, self._tolerance, self._accepted, self._words
         self.canvas.moving(*moving)
         self.canvas.labels(self._title)

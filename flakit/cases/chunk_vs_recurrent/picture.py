@@ -65,27 +65,24 @@ class Picture(Drawing):
         rows = len(_NAMES) // columns
         self.canvas = Canvas(width, rows * (title + down) + bottom)
         self._maps, self._titles = {}, {}
-        with style.context():
-            for n, name in enumerate(_NAMES):
-                row, column = divmod(n, columns)
-                ax = self.canvas.axes(left + column * (across + gap), title + row * (title + down), across, down)
-                self._titles[name] = ax.text(0, 1.03, "", transform=ax.transAxes, fontsize=9, linespacing=1.05)
-                places = [(power - _LOW) * _DECADE - 0.5 for power in (-3, -1, 1)]
-                ax.set_xticks(places, map(style.power, (-3, -1, 1)))
-                # Row 0 is on top.
-                ax.set_yticks([_BINS - 1 - place for place in places], map(style.power, (-3, -1, 1)))
-                ax.tick_params(labelleft=column == 0, labelbottom=row == rows - 1)
-                if column == 0:
-                    ax.set_ylabel(WORDS["chunk"])
-                if row == rows - 1:
-                    ax.set_xlabel(WORDS["recurrent"])
-                self._maps[name] = HeatMap(self.canvas, ax, vmin=-0.5, vmax=3.0, name=name)
-                ends = [-0.5, _BINS - 0.5]
-                (same,) = ax.plot(ends, ends[::-1], color=style.BLACK, lw=0.8, ls=(0, (3, 3)), label=WORDS["same"])
-                self.canvas.moving(same)
-            self.canvas.figure.legend(
-                handles=[same], loc="lower left", bbox_to_anchor=(left / width, 0), borderaxespad=0.1
-            )
+        for n, name in enumerate(_NAMES):
+            row, column = divmod(n, columns)
+            ax = self.canvas.axes(left + column * (across + gap), title + row * (title + down), across, down)
+            self._titles[name] = ax.text(0, 1.03, "", transform=ax.transAxes, fontsize=9, linespacing=1.05)
+            places = [(power - _LOW) * _DECADE - 0.5 for power in (-3, -1, 1)]
+            ax.set_xticks(places, map(style.power, (-3, -1, 1)))
+            # Row 0 is on top.
+            ax.set_yticks([_BINS - 1 - place for place in places], map(style.power, (-3, -1, 1)))
+            ax.tick_params(labelleft=column == 0, labelbottom=row == rows - 1)
+            if column == 0:
+                ax.set_ylabel(WORDS["chunk"])
+            if row == rows - 1:
+                ax.set_xlabel(WORDS["recurrent"])
+            self._maps[name] = HeatMap(self.canvas, ax, vmin=-0.5, vmax=3.0, name=name)
+            ends = [-0.5, _BINS - 0.5]
+            (same,) = ax.plot(ends, ends[::-1], color=style.BLACK, lw=0.8, ls=(0, (3, 3)), label=WORDS["same"])
+            self.canvas.moving(same)
+        self.canvas.figure.legend(handles=[same], loc="lower left", bbox_to_anchor=(left / width, 0), borderaxespad=0.1)
         self.canvas.labels(*self._titles.values())
 
     def update(self, shown: Shown) -> None:

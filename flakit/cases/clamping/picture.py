@@ -76,32 +76,29 @@ class Picture(Drawing):
         side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)
         across = width - left - 2 * side - 2 * gap - 0.1
         self.canvas = Canvas(width, top + side + bottom)
-        with style.context():
-            ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
-            ax.spines[:].set_visible(True)
-            ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=WORDS["token i"])
-            self._title = ax.set_title(WORDS["exponents"][True])
-            ax.set_xticks([-1, 0, 1], WORDS["bounds"])
-            for bound in (-1, 1):
-                ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
-            self._anchor = ax.axhline(0, color=style.BLACK, linewidth=1.2)
-            (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
-            (self._clamped,) = ax.plot([], [], color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
-            self._cells = CellGrid(self.canvas, ax, "exponents")
-            alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
-            maps = {
-                name: Map(
-                    WORDS[name], empty="unread", note=WORDS[f"in {name}"], **(alike if name == "computed" else {})
-                )
-                for name in ("right", "computed")
-            }
-            self._maps = Maps(
-                self.canvas, maps, left=left + across + gap, top=top, size=(side, side), gap=gap,
-                columns=WORDS["key j"], labels=False,
-            )  # fmt: skip
-            handles = self._true, self._clamped, self._anchor
-            words = [WORDS[name] for name in ("true", "clamped", "anchor")]
-            self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
+        ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
+        ax.spines[:].set_visible(True)
+        ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=WORDS["token i"])
+        self._title = ax.set_title(WORDS["exponents"][True])
+        ax.set_xticks([-1, 0, 1], WORDS["bounds"])
+        for bound in (-1, 1):
+            ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
+        self._anchor = ax.axhline(0, color=style.BLACK, linewidth=1.2)
+        (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
+        (self._clamped,) = ax.plot([], [], color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
+        self._cells = CellGrid(self.canvas, ax, "exponents")
+        alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
+        maps = {
+            name: Map(WORDS[name], empty="unread", note=WORDS[f"in {name}"], **(alike if name == "computed" else {}))
+            for name in ("right", "computed")
+        }
+        self._maps = Maps(
+            self.canvas, maps, left=left + across + gap, top=top, size=(side, side), gap=gap,
+            columns=WORDS["key j"], labels=False,
+        )  # fmt: skip
+        handles = self._true, self._clamped, self._anchor
+        words = [WORDS[name] for name in ("true", "clamped", "anchor")]
+        self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
         self.canvas.moving(self._anchor, self._true, self._clamped)
 
     def update(self, shown: Shown) -> None:

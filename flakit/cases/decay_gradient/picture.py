@@ -83,27 +83,26 @@ class Picture(Drawing):
         below = 3 * (title + down)
         self.canvas = Canvas(width, below + (0.66 if wide else 0.88))
         self._titles, self._lines, self._cells = {}, {}, {}
-        with style.context():
-            for n, (name, looks) in enumerate(_LINES.items()):
-                ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down))
-                ax.spines[:].set_visible(True)
-                ax.set(yticks=[0], ylim=(-1.12, 1.12))
-                ax.tick_params(labelbottom=n == 2)
-                self._titles[name] = ax.text(0, 1.06, "", transform=ax.transAxes, fontsize=9.5)
-                self._lines[name] = {
-                    which: self.canvas.moving(*ax.plot([], [], **look, label=WORDS[which]))[0]
-                    for which, look in looks.items()
-                }
-                self._cells[name] = CellGrid(self.canvas, ax, name)
-            ax.set_xlabel(WORDS["token t"], loc="right", labelpad=1)
-            self._noise = ax.fill_between([], [], color="#D0D0D0", lw=0, zorder=1, label=WORDS["noise"])
-            self.canvas.moving(self._noise)
-            self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title))
-            handles = [*self._lines["sums"].values(), *self._lines["dw"].values(), self._noise, self._law]
-            self.canvas.figure.legend(
-                handles=handles, loc="lower left", ncols=len(handles) if wide else 4, borderaxespad=0.2,
-                columnspacing=1.1, handletextpad=0.4, handlelength=1.6,
-            )  # fmt: skip
+        for n, (name, looks) in enumerate(_LINES.items()):
+            ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down))
+            ax.spines[:].set_visible(True)
+            ax.set(yticks=[0], ylim=(-1.12, 1.12))
+            ax.tick_params(labelbottom=n == 2)
+            self._titles[name] = ax.text(0, 1.06, "", transform=ax.transAxes, fontsize=9.5)
+            self._lines[name] = {
+                which: self.canvas.moving(*ax.plot([], [], **look, label=WORDS[which]))[0]
+                for which, look in looks.items()
+            }
+            self._cells[name] = CellGrid(self.canvas, ax, name)
+        ax.set_xlabel(WORDS["token t"], loc="right", labelpad=1)
+        self._noise = ax.fill_between([], [], color="#D0D0D0", lw=0, zorder=1, label=WORDS["noise"])
+        self.canvas.moving(self._noise)
+        self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title))
+        handles = [*self._lines["sums"].values(), *self._lines["dw"].values(), self._noise, self._law]
+        self.canvas.figure.legend(
+            handles=handles, loc="lower left", ncols=len(handles) if wide else 4, borderaxespad=0.2,
+            columnspacing=1.1, handletextpad=0.4, handlelength=1.6,
+        )  # fmt: skip
         self.canvas.labels(*self._titles.values())
 
     def _draw_errors(self, ax) -> None:

@@ -57,44 +57,41 @@ class Picture(Drawing):
         left, bars, gap = 0.62, 0.2 * width, 0.12
         room = width - left - bars - gap - 0.12
         self.canvas = Canvas(width, 3.75)
-        with style.context():
-            ax = self.canvas.axes(left, 0.3, room, 1.3)
-            ax.set_title(WORDS["reach"], fontsize=9.5)
-            ax.set_ylabel(WORDS["row k"])
-            ax.tick_params(labelbottom=False)
-            ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-            self._reach = HeatMap(self.canvas, ax, name="reach")
+        ax = self.canvas.axes(left, 0.3, room, 1.3)
+        ax.set_title(WORDS["reach"], fontsize=9.5)
+        ax.set_ylabel(WORDS["row k"])
+        ax.tick_params(labelbottom=False)
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        self._reach = HeatMap(self.canvas, ax, name="reach")
 
-            ax = self.canvas.axes(left + room + gap, 0.3, bars, 1.3)
-            ax.set(xlim=(0, 1), ylim=(0, 1))
-            ax.set_axis_off()
-            ax.text(0.55, 0.66, WORDS["arrives"], ha="center", fontsize=8.5)
-            (self._arrow,) = ax.plot([0.0, 0.98], [0.5, 0.5], marker="<", markevery=[0], ms=8, lw=2)
-            (self._cross,) = ax.plot([0.55], [0.5], "x", color=style.BROKEN, ms=14, mew=3)
-            self._fate = ax.text(0.55, 0.22, "", ha="center", fontsize=8.5)
+        ax = self.canvas.axes(left + room + gap, 0.3, bars, 1.3)
+        ax.set(xlim=(0, 1), ylim=(0, 1))
+        ax.set_axis_off()
+        ax.text(0.55, 0.66, WORDS["arrives"], ha="center", fontsize=8.5)
+        (self._arrow,) = ax.plot([0.0, 0.98], [0.5, 0.5], marker="<", markevery=[0], ms=8, lw=2)
+        (self._cross,) = ax.plot([0.55], [0.5], "x", color=style.BROKEN, ms=14, mew=3)
+        self._fate = ax.text(0.55, 0.22, "", ha="center", fontsize=8.5)
 
-            ax = self.canvas.axes(left, 1.98, room, 1.15)
-            ax.set_title(WORDS["lost"], fontsize=9.5)
-            ax.set_yticks(range(len(_ROWS)), _ROWS)
-            ax.set_xlabel(WORDS["token t"])
-            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-            self._lost = HeatMap(self.canvas, ax, name="gradients")
+        ax = self.canvas.axes(left, 1.98, room, 1.15)
+        ax.set_title(WORDS["lost"], fontsize=9.5)
+        ax.set_yticks(range(len(_ROWS)), _ROWS)
+        ax.set_xlabel(WORDS["token t"])
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        self._lost = HeatMap(self.canvas, ax, name="gradients")
 
-            ax = self.canvas.axes(left + room + gap, 1.98, bars, 1.15)
-            ax.set_title(WORDS["whole"], fontsize=9.5)
-            ax.spines[:].set_visible(True)
-            ax.set(xlim=(0, 1.75), ylim=(len(_ROWS) - 0.5, -0.5), yticks=[])
-            ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-            self._bars = Bars(
-                self.canvas, ax, horizontal=True, thick=0.55, facecolor=style.BLUE, label=WORDS["measured"]
-            )
-            (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, label=WORDS["law"], zorder=3)
-            self._words = [ax.text(0, n, "", va="center_baseline", fontsize=8.5) for n in range(len(_ROWS))]
-            self.canvas.figure.legend(
-                handles=[self._bars.patch, self._law],
-                loc="lower right", bbox_to_anchor=(1 - 0.1 / width, 0.0), ncols=2, handlelength=1.0,
-                columnspacing=1.0, borderaxespad=0.1, handletextpad=0.4,
-            )  # fmt: skip
+        ax = self.canvas.axes(left + room + gap, 1.98, bars, 1.15)
+        ax.set_title(WORDS["whole"], fontsize=9.5)
+        ax.spines[:].set_visible(True)
+        ax.set(xlim=(0, 1.75), ylim=(len(_ROWS) - 0.5, -0.5), yticks=[])
+        ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
+        self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.55, facecolor=style.BLUE, label=WORDS["measured"])
+        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, label=WORDS["law"], zorder=3)
+        self._words = [ax.text(0, n, "", va="center_baseline", fontsize=8.5) for n in range(len(_ROWS))]
+        self.canvas.figure.legend(
+            handles=[self._bars.patch, self._law],
+            loc="lower right", bbox_to_anchor=(1 - 0.1 / width, 0.0), ncols=2, handlelength=1.0,
+            columnspacing=1.0, borderaxespad=0.1, handletextpad=0.4,
+        )  # fmt: skip
         self.canvas.moving(self._arrow, self._cross, self._law, *self._words)
         self.canvas.labels(self._fate)
 

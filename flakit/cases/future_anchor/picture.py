@@ -59,34 +59,33 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left, top, strip, height = 0.95, 0.34, 0.26, 2.25
         self.canvas = Canvas(width, top + strip + 0.12 + height + 0.72)
-        with style.context():
-            tokens = self.canvas.axes(left, top, width - left - 0.15, strip)
-            tokens.set(xticks=[], yticks=[0], yticklabels=[WORDS["sum"]])
-            tokens.tick_params(axis="y", length=0)
-            self._tokens = HeatMap(self.canvas, tokens, cmap="Blues", name="tokens")
-            self._held = Marked(self.canvas, tokens, facecolor=style.W)
-            self._none = tokens.text(
-                0.5, 0.5, WORDS["none"], transform=tokens.transAxes, ha="center", va="center", zorder=5
-            )
-            self._row = tokens.text(0, 0, WORDS["row"], ha="center", va="center_baseline", zorder=5)
-            self._changed = tokens.annotate(
-                WORDS["changed"], (0, -0.5), (0, 15), textcoords="offset points", ha="center", va="center",
-                fontweight="bold", annotation_clip=False,
-                arrowprops={"arrowstyle": "-|>", "shrinkA": 4, "shrinkB": 0, "color": style.BLACK},
-            )  # fmt: skip
-            self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
-            self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
-            self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
-            self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
-            self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)
-            (self._same,) = self._ax.plot([], [], "o", color=style.GREEN, markersize=6, clip_on=False, zorder=4)
-            self._line = self._ax.axvline(0, color=style.BLACK, linewidth=1, linestyle=(0, (2, 2)))
-            self._cells = CellGrid(self.canvas, self._ax, "outputs")
-            handles = [self._before.patch, self._after.patch, self._same]
-            words = [WORDS[name] for name in ("before", "after", "same")]
-            self.canvas.figure.legend(
-                handles, words, loc="lower right", ncols=3, columnspacing=1.2, bbox_to_anchor=(1, 0), borderaxespad=0.2
-            )
+        tokens = self.canvas.axes(left, top, width - left - 0.15, strip)
+        tokens.set(xticks=[], yticks=[0], yticklabels=[WORDS["sum"]])
+        tokens.tick_params(axis="y", length=0)
+        self._tokens = HeatMap(self.canvas, tokens, cmap="Blues", name="tokens")
+        self._held = Marked(self.canvas, tokens, facecolor=style.W)
+        self._none = tokens.text(
+            0.5, 0.5, WORDS["none"], transform=tokens.transAxes, ha="center", va="center", zorder=5
+        )
+        self._row = tokens.text(0, 0, WORDS["row"], ha="center", va="center_baseline", zorder=5)
+        self._changed = tokens.annotate(
+            WORDS["changed"], (0, -0.5), (0, 15), textcoords="offset points", ha="center", va="center",
+            fontweight="bold", annotation_clip=False,
+            arrowprops={"arrowstyle": "-|>", "shrinkA": 4, "shrinkB": 0, "color": style.BLACK},
+        )  # fmt: skip
+        self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
+        self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
+        self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
+        self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
+        self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)
+        (self._same,) = self._ax.plot([], [], "o", color=style.GREEN, markersize=6, clip_on=False, zorder=4)
+        self._line = self._ax.axvline(0, color=style.BLACK, linewidth=1, linestyle=(0, (2, 2)))
+        self._cells = CellGrid(self.canvas, self._ax, "outputs")
+        handles = [self._before.patch, self._after.patch, self._same]
+        words = [WORDS[name] for name in ("before", "after", "same")]
+        self.canvas.figure.legend(
+            handles, words, loc="lower right", ncols=3, columnspacing=1.2, bbox_to_anchor=(1, 0), borderaxespad=0.2
+        )
         self.canvas.moving(self._none, self._row, self._changed, self._same, self._line)
 
     def update(self, shown: Shown) -> None:

@@ -58,16 +58,15 @@ class Picture(Drawing):
         self.canvas = Canvas(width, top + 4 * _HIGH + 3 * _GAP + bottom)
         scales = {"x": signed(4.0), "w": powers(-3, 3)} | dict.fromkeys(("dw", "dx"), powers(-6, 1))
         titles = {name: WORDS[name] if name in ("x", "dw") else WORDS[name]["-exp"] for name in scales}
-        with style.context():
-            self._maps = Maps(
-                self.canvas, {name: Map(titles[name], scale, across=True) for name, scale in scales.items()},
-                left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP, rows=WORDS["channel"],
-                columns=WORDS["token t"], stacked=True,
-            )  # fmt: skip
-            figure = self.canvas.figure
-            figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
-            handles = style.non_finite_handles()
-            figure.legend(handles=handles, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.015))
+        self._maps = Maps(
+            self.canvas, {name: Map(titles[name], scale, across=True) for name, scale in scales.items()},
+            left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP, rows=WORDS["channel"],
+            columns=WORDS["token t"], stacked=True,
+        )  # fmt: skip
+        figure = self.canvas.figure
+        figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
+        handles = style.non_finite_handles()
+        figure.legend(handles=handles, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.015))
 
     def update(self, shown: Shown) -> None:
         for name in ("w", "dx"):

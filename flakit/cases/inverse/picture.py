@@ -65,16 +65,15 @@ class Picture(Drawing):
         left, top, gap = 0.68, 2.36, 0.12
         side = 1.3 if width > 8 else 1.02
         self.canvas = Canvas(width, top + side + 0.46)
-        with style.context():
-            self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2))
-            _, height = self.canvas.figure.get_size_inches()
-            self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
-            self._maps = Maps(
-                self.canvas, {form: Map(WORDS[form], _ERRORS, empty=ITSELF) for form in FORMS},
-                left=left, top=top, size=(side, side), gap=gap, rows=WORDS["token i"], columns=WORDS["token j"],
-            )  # fmt: skip
-            at = left + 3 * side + 2 * gap + 0.62
-            self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))
+        self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2))
+        _, height = self.canvas.figure.get_size_inches()
+        self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
+        self._maps = Maps(
+            self.canvas, {form: Map(WORDS[form], _ERRORS, empty=ITSELF) for form in FORMS},
+            left=left, top=top, size=(side, side), gap=gap, rows=WORDS["token i"], columns=WORDS["token j"],
+        )  # fmt: skip
+        at = left + 3 * side + 2 * gap + 0.62
+        self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))
 
     def _draw_terms(self, ax) -> None:
         self._terms = whole_ticks(ax)

@@ -60,10 +60,9 @@ class Picture(Drawing):
         bars = 0.24 * width
         size = width - left - right - bars - 0.5
         self.canvas = Canvas(width, 3.8)
-        with style.context():
-            self._draw_size(self.canvas.axes(left, 0.32, size, 1.86))
-            self._draw_rows(self.canvas.axes(left, 2.3, size, 1.02))
-            self._draw_shares(self.canvas.axes(left + size + 0.5, 0.32, bars, 3.0))
+        self._draw_size(self.canvas.axes(left, 0.32, size, 1.86))
+        self._draw_rows(self.canvas.axes(left, 2.3, size, 1.02))
+        self._draw_shares(self.canvas.axes(left + size + 0.5, 0.32, bars, 3.0))
 
     def _draw_size(self, ax) -> None:
         self._ax = ax

@@ -56,14 +56,13 @@ class Picture(Drawing):
         self.canvas = Canvas(width, top + side + bottom)
         scales = {"exponents": signed(_END)} | dict.fromkeys(("made", "kept", "gradient"), powers(-9, 9))
         titles = {**WORDS, "exponents": WORDS["exponents"][True]}
-        with style.context():
-            self._maps = Maps(
-                self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
-                left=left, top=top, size=(side, side), gap=gap, rows=WORDS["output i"], columns=WORDS["key j"],
-            )  # fmt: skip
-            figure, hatched = self.canvas.figure, style.non_finite_handles()
-            figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
-            figure.legend(handles=hatched, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.01))
+        self._maps = Maps(
+            self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
+            left=left, top=top, size=(side, side), gap=gap, rows=WORDS["output i"], columns=WORDS["key j"],
+        )  # fmt: skip
+        figure, hatched = self.canvas.figure, style.non_finite_handles()
+        figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
+        figure.legend(handles=hatched, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.01))
 
     def update(self, shown: Shown) -> None:
         self._maps.entitle("exponents", WORDS["exponents"][shown.exclusive])

@@ -50,27 +50,26 @@ class Picture(Drawing):
         side = min((width - left - 3 * gap - bars) / 2, 2.75)
         self.canvas = Canvas(width, top + side + bottom)
         self._tokens = []
-        with style.context():
-            maps = {
-                name: Map("", empty=ITSELF, note=WORDS[f"in {name}"], lost=("lost", WORDS["lost"]) if n else None)
-                for n, name in enumerate(("right", "guarded"))
-            }
-            self._maps = Maps(
-                self.canvas, maps, left=left, top=top, size=(side, side), gap=gap,
-                rows=WORDS["output i"], columns=WORDS["key j"],
-            )  # fmt: skip
-            for n, name in enumerate(maps):
-                over = self.canvas.axes(left + n * (side + gap), top - strip - 0.05, side, strip)
-                over.set(title=WORDS[name], xticks=[], yticks=[])
-                if n == 0:
-                    over.set_ylabel(WORDS["tokens"], rotation=0, ha="right", va="center", fontsize=8.5)
-                self._tokens.append(HeatMap(self.canvas, over, cmap="Greys", name=f"tokens over {name}"))
-            at = self._maps.right + gap + 0.06
-            self._ax = self.canvas.axes(at, top, width - at - gap, side)
-            self._ax.set(xlim=(0, 1.1), title=WORDS["off"])
-            self._ax.set_xticks([0, 1], ["0", "100%"])
-            self._ax.tick_params(labelleft=False)
-            self._off = Bars(self.canvas, self._ax, horizontal=True, thick=1.0, facecolor=style.BROKEN)
+        maps = {
+            name: Map("", empty=ITSELF, note=WORDS[f"in {name}"], lost=("lost", WORDS["lost"]) if n else None)
+            for n, name in enumerate(("right", "guarded"))
+        }
+        self._maps = Maps(
+            self.canvas, maps, left=left, top=top, size=(side, side), gap=gap,
+            rows=WORDS["output i"], columns=WORDS["key j"],
+        )  # fmt: skip
+        for n, name in enumerate(maps):
+            over = self.canvas.axes(left + n * (side + gap), top - strip - 0.05, side, strip)
+            over.set(title=WORDS[name], xticks=[], yticks=[])
+            if n == 0:
+                over.set_ylabel(WORDS["tokens"], rotation=0, ha="right", va="center", fontsize=8.5)
+            self._tokens.append(HeatMap(self.canvas, over, cmap="Greys", name=f"tokens over {name}"))
+        at = self._maps.right + gap + 0.06
+        self._ax = self.canvas.axes(at, top, width - at - gap, side)
+        self._ax.set(xlim=(0, 1.1), title=WORDS["off"])
+        self._ax.set_xticks([0, 1], ["0", "100%"])
+        self._ax.tick_params(labelleft=False)
+        self._off = Bars(self.canvas, self._ax, horizontal=True, thick=1.0, facecolor=style.BROKEN)
 
     def update(self, shown: Shown) -> None:
         C = len(shown.w)

@@ -57,30 +57,27 @@ class Picture(Drawing):
         left, right = 1.15, 0.2
         room = width - left - right
         self.canvas = Canvas(width, 3.4)
-        with style.context():
-            ax = self.canvas.axes(left, 0.3, room, 0.85)
-            ax.set_title(WORDS["entering"], fontsize=9.5)
-            ax.set(ylabel=WORDS["head"], yticks=range(H))
-            self._ranks = ax
-            self._entering = HeatMap(self.canvas, ax, vmax=_TOP, name="entering")
-            self._shares = [
-                [ax.text(0, 0, "", ha="center", va="center", fontsize=8.5) for _ in range(9)] for _ in range(H)
-            ]
+        ax = self.canvas.axes(left, 0.3, room, 0.85)
+        ax.set_title(WORDS["entering"], fontsize=9.5)
+        ax.set(ylabel=WORDS["head"], yticks=range(H))
+        self._ranks = ax
+        self._entering = HeatMap(self.canvas, ax, vmax=_TOP, name="entering")
+        self._shares = [[ax.text(0, 0, "", ha="center", va="center", fontsize=8.5) for _ in range(9)] for _ in range(H)]
 
-            ax = self.canvas.axes(left, 1.75, room, 1.1)
-            ax.set_title(WORDS.say("tokens", h=H - 1), fontsize=9.5)
-            ax.set(xlim=(-0.5, T - 0.5), xlabel=WORDS["token t"])
-            ax.yaxis.set_major_formatter(lambda x, _: percent(x))
-            self._tokens = ax
-            self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
-            (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
-            (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=WORDS["wrong"], zorder=3)
-            (self._right,) = ax.plot([], [], "o", color=style.BLUE, markersize=4.5, label=WORDS["right"], zorder=3)
-            self.canvas.figure.legend(
-                handles=[self._law, self._wrong, self._right], loc="lower right", ncols=3, borderaxespad=0.2,
-                columnspacing=1.0, handletextpad=0.4,
-            )  # fmt: skip
-            CellGrid(self.canvas, ax, "tokens", 1, T)
+        ax = self.canvas.axes(left, 1.75, room, 1.1)
+        ax.set_title(WORDS.say("tokens", h=H - 1), fontsize=9.5)
+        ax.set(xlim=(-0.5, T - 0.5), xlabel=WORDS["token t"])
+        ax.yaxis.set_major_formatter(lambda x, _: percent(x))
+        self._tokens = ax
+        self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
+        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=WORDS["wrong"], zorder=3)
+        (self._right,) = ax.plot([], [], "o", color=style.BLUE, markersize=4.5, label=WORDS["right"], zorder=3)
+        self.canvas.figure.legend(
+            handles=[self._law, self._wrong, self._right], loc="lower right", ncols=3, borderaxespad=0.2,
+            columnspacing=1.0, handletextpad=0.4,
+        )  # fmt: skip
+        CellGrid(self.canvas, ax, "tokens", 1, T)
         texts = [text for row in self._shares for text in row]
         self.canvas.moving(*self._borders, self._law, self._wrong, self._right, *texts)
 

@@ -80,26 +80,23 @@ class Picture(Drawing):
         main = width - left - gap - side - right
         self.canvas = Canvas(width, 3.9)
         self._arrows = []
-        with style.context():
-            self._sum = self.canvas.axes(left, 0.3, main, 1.0)
-            self._sum.spines[:].set_visible(True)
-            self._draw_sum(self._sum)
-            factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
-            factors.set_title(WORDS["factors"], fontsize=9, pad=3)
-            factors.set_ylabel(WORDS["block"])
-            self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
-            self._gradient = HeatMap(self.canvas, gradient, vmin=_DECADES[0], vmax=_DECADES[1], name="gradient")
-            for ax in (self._sum, factors, gradient):
-                ax.xaxis.set_major_locator(MultipleLocator(16))
-                ax.xaxis.set_major_formatter(lambda row, _: f"{row + self._first:.0f}")
-                ax.tick_params(labelbottom=ax is gradient)
-            for ax in (factors, gradient):
-                ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-            self._ends = [
-                ax.axvline(0, color=style.BLACK, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)
-            ]
-            self._draw_limits(self.canvas.axes(width - side - right, 0.3, side, 3.1))
-            self._cells = [CellGrid(self.canvas, self._sum, "sums"), CellGrid(self.canvas, self._limits, "limits")]
+        self._sum = self.canvas.axes(left, 0.3, main, 1.0)
+        self._sum.spines[:].set_visible(True)
+        self._draw_sum(self._sum)
+        factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
+        factors.set_title(WORDS["factors"], fontsize=9, pad=3)
+        factors.set_ylabel(WORDS["block"])
+        self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
+        self._gradient = HeatMap(self.canvas, gradient, vmin=_DECADES[0], vmax=_DECADES[1], name="gradient")
+        for ax in (self._sum, factors, gradient):
+            ax.xaxis.set_major_locator(MultipleLocator(16))
+            ax.xaxis.set_major_formatter(lambda row, _: f"{row + self._first:.0f}")
+            ax.tick_params(labelbottom=ax is gradient)
+        for ax in (factors, gradient):
+            ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        self._ends = [ax.axvline(0, color=style.BLACK, linewidth=2, zorder=4) for ax in (self._sum, factors, gradient)]
+        self._draw_limits(self.canvas.axes(width - side - right, 0.3, side, 3.1))
+        self._cells = [CellGrid(self.canvas, self._sum, "sums"), CellGrid(self.canvas, self._limits, "limits")]
         self.canvas.moving(*self._ends, *factors.spines.values(), *gradient.spines.values())
 
     def _draw_sum(self, ax) -> None:

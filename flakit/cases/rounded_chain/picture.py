@@ -46,22 +46,21 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.1)
-        with style.context():
-            ax = self.canvas.axes(left, 0.35, width - left - 0.2, 1.95)
-            self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
-            ax.set(yscale="log", ylim=(1e-8, 0.3), xlim=(0.5, _MOST + 0.5), xlabel=WORDS["chunks n"])
-            ax.set_xticks(range(1, _MOST + 1), [str(2**n) for n in range(1, _MOST + 1)])
-            ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
-            ax.minorticks_off()
-            stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
-            (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
-            (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
-            (self._above,) = ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
-            self.canvas.figure.legend(
-                handles=[self._law, stored, self._below, self._above], loc="lower right", ncols=4, borderaxespad=0.2,
-                columnspacing=1.0, handletextpad=0.4,
-            )  # fmt: skip
-            CellGrid(self.canvas, ax, "chunks", 1, _MOST)
+        ax = self.canvas.axes(left, 0.35, width - left - 0.2, 1.95)
+        self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
+        ax.set(yscale="log", ylim=(1e-8, 0.3), xlim=(0.5, _MOST + 0.5), xlabel=WORDS["chunks n"])
+        ax.set_xticks(range(1, _MOST + 1), [str(2**n) for n in range(1, _MOST + 1)])
+        ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
+        ax.minorticks_off()
+        stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
+        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
+        (self._above,) = ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
+        self.canvas.figure.legend(
+            handles=[self._law, stored, self._below, self._above], loc="lower right", ncols=4, borderaxespad=0.2,
+            columnspacing=1.0, handletextpad=0.4,
+        )  # fmt: skip
+        CellGrid(self.canvas, ax, "chunks", 1, _MOST)
         self.canvas.moving(self._title, self._law, self._below, self._above)
 
     def update(self, shown: Shown) -> None:

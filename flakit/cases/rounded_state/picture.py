@@ -46,17 +46,16 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.78
         self.canvas = Canvas(width, 3.0)
-        with style.context():
-            ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
-            ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
-            ax.set(xlabel=WORDS["token t"], ylabel=WORDS["state"])
-            (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
-            (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
-            (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
-            ax.legend(loc="upper left", borderaxespad=0.2, labelspacing=0.2, handlelength=2.2)
-            self._cells = CellGrid(self.canvas, ax, "tokens")
-            self.canvas.labels(ax.xaxis, ax.yaxis)
-            self.canvas.moving(self._true, self._kept, self._stopped)
+        ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
+        ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
+        ax.set(xlabel=WORDS["token t"], ylabel=WORDS["state"])
+        (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
+        (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
+        (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
+        ax.legend(loc="upper left", borderaxespad=0.2, labelspacing=0.2, handlelength=2.2)
+        self._cells = CellGrid(self.canvas, ax, "tokens")
+        self.canvas.labels(ax.xaxis, ax.yaxis)
+        self.canvas.moving(self._true, self._kept, self._stopped)
 
     def update(self, shown: Shown) -> None:
         tokens = np.arange(len(shown.true))

@@ -1,6 +1,5 @@
 """A gradient as it should be and as stored, by token; below, the errors of all that sum over v's columns."""
 
-from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
@@ -39,13 +38,12 @@ class Picture(Drawing):
     def __init__(self, width: float):
         top, bottom = 0.3, 0.75
         self.canvas = Canvas(width, top + 2 * _HIGH + _GAP + bottom)
-        with style.context():
-            maps = {name: Map(WORDS[name], signed(), across=True) for name in ("true", "stored")}
-            self._maps = Maps(
-                self.canvas, maps, left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP,
-                rows=WORDS["channel"], columns=WORDS["token t"], stacked=True,
-            )  # fmt: skip
-            self.canvas.figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
+        maps = {name: Map(WORDS[name], signed(), across=True) for name in ("true", "stored")}
+        self._maps = Maps(
+            self.canvas, maps, left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP,
+            rows=WORDS["channel"], columns=WORDS["token t"], stacked=True,
+        )  # fmt: skip
+        self.canvas.figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
 
     def update(self, shown: Shown) -> None:
         size = 3 * shown.true.square().mean().sqrt()

@@ -69,42 +69,38 @@ class Picture(Drawing):
         room = width - _LEFT - _RIGHT
         self._places, self._room = int(room / _CELL), room
         self.canvas = Canvas(width, 3.15)
-        with style.context():
-            ax = self.canvas.axes(_LEFT, 0.3, room, 0.9)
-            ax.set_title(WORDS["memory"], fontsize=9.5)
-            ax.set(xticks=[])
-            ax.set_yticks(range(3), [WORDS["number"], WORDS["meant"], WORDS["read"]])
-            ax.tick_params(length=0)
-            self._memory = Strip(self.canvas, ax, 3, self._places, name="memory")
+        ax = self.canvas.axes(_LEFT, 0.3, room, 0.9)
+        ax.set_title(WORDS["memory"], fontsize=9.5)
+        ax.set(xticks=[])
+        ax.set_yticks(range(3), [WORDS["number"], WORDS["meant"], WORDS["read"]])
+        ax.tick_params(length=0)
+        self._memory = Strip(self.canvas, ax, 3, self._places, name="memory")
 
-            ax = self.canvas.axes(_LEFT, 1.65, room, 0.64)
-            ax.set_title(WORDS["tokens"], fontsize=9.5)
-            ax.set_yticks([0, 1], [WORDS["sequence"], WORDS["program"]])
-            ax.tick_params(length=0, labelbottom=False)
-            self._lanes = HeatMap(self.canvas, ax, name="tokens")
-            self._numbers = [
-                [
-                    ax.text(0, row, str(n), ha="center", va="center_baseline", fontsize=8.5, zorder=5)
-                    for n in range(_MOST)
-                ]
-                for row in range(2)
-            ]
-            self.canvas.moving(*(text for row in self._numbers for text in row))
+        ax = self.canvas.axes(_LEFT, 1.65, room, 0.64)
+        ax.set_title(WORDS["tokens"], fontsize=9.5)
+        ax.set_yticks([0, 1], [WORDS["sequence"], WORDS["program"]])
+        ax.tick_params(length=0, labelbottom=False)
+        self._lanes = HeatMap(self.canvas, ax, name="tokens")
+        self._numbers = [
+            [ax.text(0, row, str(n), ha="center", va="center_baseline", fontsize=8.5, zorder=5) for n in range(_MOST)]
+            for row in range(2)
+        ]
+        self.canvas.moving(*(text for row in self._numbers for text in row))
 
-            ax = self.canvas.axes(_LEFT, 2.33, room, 0.32)
-            ax.set_yticks([0], [WORDS["output"]])
-            ax.tick_params(axis="y", length=0)
-            ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-            ax.set_xlabel(WORDS["token t"], loc="left")
-            self._output = HeatMap(self.canvas, ax, name="output")
-            ax.legend(
-                handles=[
-                    style.swatch(style.FINITE, WORDS["right"]),
-                    style.swatch(self._output.colours.cmap(_WRONG), WORDS["wrong"]),
-                    Patch(linewidth=0, label=WORDS["missing"], **style.NAN),
-                ],
-                loc="upper right", bbox_to_anchor=(1.0, -0.6), ncols=3, borderaxespad=0, handletextpad=0.4,
-            )  # fmt: skip
+        ax = self.canvas.axes(_LEFT, 2.33, room, 0.32)
+        ax.set_yticks([0], [WORDS["output"]])
+        ax.tick_params(axis="y", length=0)
+        ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+        ax.set_xlabel(WORDS["token t"], loc="left")
+        self._output = HeatMap(self.canvas, ax, name="output")
+        ax.legend(
+            handles=[
+                style.swatch(style.FINITE, WORDS["right"]),
+                style.swatch(self._output.colours.cmap(_WRONG), WORDS["wrong"]),
+                Patch(linewidth=0, label=WORDS["missing"], **style.NAN),
+            ],
+            loc="upper right", bbox_to_anchor=(1.0, -0.6), ncols=3, borderaxespad=0, handletextpad=0.4,
+        )  # fmt: skip
 
     def update(self, shown: Shown) -> None:
         N, T = len(shown.offsets) - 1, len(shown.errors)

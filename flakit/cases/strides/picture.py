@@ -68,35 +68,34 @@ class Picture(Drawing):
         room = width - _LEFT - _RIGHT
         self._columns = int(room / _CELL)
         self.canvas = Canvas(width, 3.75)
-        with style.context():
-            ax = self.canvas.axes(_LEFT, 0.3, room, 0.56)
-            self._title = ax.text(0, 1.1, "", transform=ax.transAxes, fontsize=9.5)
-            self.canvas.labels(self._title)
-            ax.set(xticks=[])
-            ax.set_yticks([0, 1], [WORDS["taken"], WORDS["there"]])
-            ax.tick_params(length=0)
-            self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
-            self._maps = Maps(
-                self.canvas,
-                {name: Map(WORDS[name], across=True, empty=f"{name} of another") for name in ("meant", "read")},
-                left=_LEFT, top=1.27, size=(room, 0.85), gap=0.3, rows=WORDS["head h"], columns=WORDS["token t"],
-                stacked=True,
-            )  # fmt: skip
-            ax = self._maps["read"].ax
-            for heat in self._maps.values():
-                heat.ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-            (self._right,) = ax.plot(
-                [], [], "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
-            )
-            self.canvas.moving(self._right)
-            ax.legend(
-                handles=[
-                    self._right,
-                    style.swatch(style.EMPTY, WORDS["not"]),
-                    Patch(linewidth=0, label=WORDS["ended"], **style.NAN),
-                ],
-                loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=3, borderaxespad=0, handletextpad=0.4,
-            )  # fmt: skip
+        ax = self.canvas.axes(_LEFT, 0.3, room, 0.56)
+        self._title = ax.text(0, 1.1, "", transform=ax.transAxes, fontsize=9.5)
+        self.canvas.labels(self._title)
+        ax.set(xticks=[])
+        ax.set_yticks([0, 1], [WORDS["taken"], WORDS["there"]])
+        ax.tick_params(length=0)
+        self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
+        self._maps = Maps(
+            self.canvas,
+            {name: Map(WORDS[name], across=True, empty=f"{name} of another") for name in ("meant", "read")},
+            left=_LEFT, top=1.27, size=(room, 0.85), gap=0.3, rows=WORDS["head h"], columns=WORDS["token t"],
+            stacked=True,
+        )  # fmt: skip
+        ax = self._maps["read"].ax
+        for heat in self._maps.values():
+            heat.ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+        (self._right,) = ax.plot(
+            [], [], "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
+        )
+        self.canvas.moving(self._right)
+        ax.legend(
+            handles=[
+                self._right,
+                style.swatch(style.EMPTY, WORDS["not"]),
+                Patch(linewidth=0, label=WORDS["ended"], **style.NAN),
+            ],
+            loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=3, borderaxespad=0, handletextpad=0.4,
+        )  # fmt: skip
 
     def update(self, shown: Shown) -> None:
         _, T, H, D = shown.shape

@@ -68,13 +68,12 @@ class Picture(Drawing):
         left, gap, bar = 0.62, 0.68, 0.66
         room = width - left - gap - bar
         self.canvas = Canvas(width, 3.75)
-        with style.context():
-            self._draw_state(whole_ticks(self.canvas.axes(left, 0.3, 0.6 * room, _HEIGHT)), 4 if width > 8 else 2)
-            right = left + 0.6 * room + gap
-            self._draw_sizes(
-                self.canvas.axes(right, 0.3, 0.4 * room, _HEIGHT),
-                self.canvas.axes(right + 0.4 * room + 0.08, 0.3, 0.12, _HEIGHT),
-            )
+        self._draw_state(whole_ticks(self.canvas.axes(left, 0.3, 0.6 * room, _HEIGHT)), 4 if width > 8 else 2)
+        right = left + 0.6 * room + gap
+        self._draw_sizes(
+            self.canvas.axes(right, 0.3, 0.4 * room, _HEIGHT),
+            self.canvas.axes(right + 0.4 * room + 0.08, 0.3, 0.12, _HEIGHT),
+        )
 
     def _draw_state(self, ax, columns: int) -> None:
         self._ax = ax

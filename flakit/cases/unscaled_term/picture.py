@@ -49,24 +49,23 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.0)
-        with style.context():
-            ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
-            self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
-            ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
-            ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
-            ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
-            ax.minorticks_off()
-            looks = {"alone": {"marker": "o", "color": style.GREY, "markersize": 5}}
-            looks["wanted"] = {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}
-            looks["got"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
-            looks["wrong"] = {"marker": "X", "color": style.BROKEN, "markersize": 8}
-            self._points = {
-                name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
-                for name, look in looks.items()
-            }
-            ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3, ncols=4, columnspacing=1.0)
-            CellGrid(self.canvas, ax, "tokens", 1, T)
-            self.canvas.moving(self._title, *self._points.values())
+        ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
+        self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
+        ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
+        ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
+        ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
+        ax.minorticks_off()
+        looks = {"alone": {"marker": "o", "color": style.GREY, "markersize": 5}}
+        looks["wanted"] = {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}
+        looks["got"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
+        looks["wrong"] = {"marker": "X", "color": style.BROKEN, "markersize": 8}
+        self._points = {
+            name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
+            for name, look in looks.items()
+        }
+        ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3, ncols=4, columnspacing=1.0)
+        CellGrid(self.canvas, ax, "tokens", 1, T)
+        self.canvas.moving(self._title, *self._points.values())
 
     def update(self, shown: Shown) -> None:
         self._title.set_text(WORDS.say("title", scale=_whole(shown.scale)))

@@ -1,6 +1,5 @@
 """The returned dk by token; below, the right weight gradient and the actual one."""
 
-from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
@@ -50,19 +49,18 @@ _LEFT, _SIDE = 0.55, 1.5
 class Picture(Drawing):
     def __init__(self, width: float):
         self.canvas = Canvas(width, 3.85)
-        with style.context():
-            rows = {"dk": Map(WORDS["dk"], signed(), "scaled", across=True, lost=("lost", "dk"), hatched=True)}
-            self._rows = Maps(
-                self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=WORDS["channel"],
-                columns=WORDS["row t"],
-            )  # fmt: skip
-            maps = {name: Map(WORDS[name], signed()) for name in ("true", "found")}
-            self._weights = Maps(
-                self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=WORDS["input"],
-                columns=WORDS["channel"],
-            )  # fmt: skip
-            at = self._weights.right + 0.25
-            self.canvas.figure.text(at / width, 0.3, WORDS["colours"], fontsize=8.5, va="bottom")
+        rows = {"dk": Map(WORDS["dk"], signed(), "scaled", across=True, lost=("lost", "dk"), hatched=True)}
+        self._rows = Maps(
+            self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=WORDS["channel"],
+            columns=WORDS["row t"],
+        )  # fmt: skip
+        maps = {name: Map(WORDS[name], signed()) for name in ("true", "found")}
+        self._weights = Maps(
+            self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=WORDS["input"],
+            columns=WORDS["channel"],
+        )  # fmt: skip
+        at = self._weights.right + 0.25
+        self.canvas.figure.text(at / width, 0.3, WORDS["colours"], fontsize=8.5, va="bottom")
 
     def update(self, shown: Shown) -> None:
         size, weight = 3 * shown.dk[: shown.tokens].square().mean().sqrt(), 3 * shown.true.square().mean().sqrt()

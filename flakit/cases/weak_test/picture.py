@@ -58,34 +58,31 @@ class Picture(Drawing):
         across = width - left - right - 0.35
         self.canvas = Canvas(width, top + 2 * height + between + bottom)
         self._bars, self._errors = [], []
-        with style.context():
-            for n, words in enumerate(WORDS["decays"]):
-                at = top + n * (height + between)
-                ax = self.canvas.axes(left, at, across, height)
-                ax.set(ylim=(_LOW, _HIGH), title=words, ylabel=WORDS["share"], xlim=(-0.5, 23.5))
-                ax.set_yticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
-                ax.set_xticks(range(0, 24, 4))
-                kept = Bars(self.canvas, ax, facecolor=style.BLUE)
-                forgotten = Bars(
-                    self.canvas, ax, facecolor="white", edgecolor=style.BROKEN, hatch="////", linewidth=0.8
-                )
-                self._bars.append((kept, forgotten, CellGrid(self.canvas, ax, f"seen {n}")))
-                beside = self.canvas.axes(left + across + 0.25, at, right, height)
-                beside.set(xlim=(_LOW, _HIGH), ylim=(0.6, -0.6), yticks=[])
-                beside.set_xticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
-                (line,) = self.canvas.moving(beside.axvline(np.log10(TOLERANCE), **style.LAW, zorder=4))
-                off = Bars(self.canvas, beside, horizontal=True, facecolor=style.BROKEN)
-                verdict = beside.set_title("")
-                self._errors.append((off, verdict, CellGrid(self.canvas, beside, f"off {n}")))
-                if n:
-                    ax.set_xlabel(WORDS["back"])
-                    beside.set_xlabel(WORDS["off"])
-                else:
-                    ax.tick_params(labelbottom=False)
-                    beside.tick_params(labelbottom=False)
-            words = WORDS["kept"], WORDS["forgotten"], WORDS.say("tolerance", tolerance=TOLERANCE)
-            handles = kept.patch, forgotten.patch, line
-            self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
+        for n, words in enumerate(WORDS["decays"]):
+            at = top + n * (height + between)
+            ax = self.canvas.axes(left, at, across, height)
+            ax.set(ylim=(_LOW, _HIGH), title=words, ylabel=WORDS["share"], xlim=(-0.5, 23.5))
+            ax.set_yticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
+            ax.set_xticks(range(0, 24, 4))
+            kept = Bars(self.canvas, ax, facecolor=style.BLUE)
+            forgotten = Bars(self.canvas, ax, facecolor="white", edgecolor=style.BROKEN, hatch="////", linewidth=0.8)
+            self._bars.append((kept, forgotten, CellGrid(self.canvas, ax, f"seen {n}")))
+            beside = self.canvas.axes(left + across + 0.25, at, right, height)
+            beside.set(xlim=(_LOW, _HIGH), ylim=(0.6, -0.6), yticks=[])
+            beside.set_xticks([-8, -4, 0], ["$10^{-8}$", "$10^{-4}$", "1"])
+            (line,) = self.canvas.moving(beside.axvline(np.log10(TOLERANCE), **style.LAW, zorder=4))
+            off = Bars(self.canvas, beside, horizontal=True, facecolor=style.BROKEN)
+            verdict = beside.set_title("")
+            self._errors.append((off, verdict, CellGrid(self.canvas, beside, f"off {n}")))
+            if n:
+                ax.set_xlabel(WORDS["back"])
+                beside.set_xlabel(WORDS["off"])
+            else:
+                ax.tick_params(labelbottom=False)
+                beside.tick_params(labelbottom=False)
+        words = WORDS["kept"], WORDS["forgotten"], WORDS.say("tolerance", tolerance=TOLERANCE)
+        handles = kept.patch, forgotten.patch, line
+        self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
         self.canvas.labels(*(verdict for _, verdict, _ in self._errors))
 
     def update(self, shown: Shown) -> None:

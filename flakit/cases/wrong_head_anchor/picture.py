@@ -70,36 +70,35 @@ class Picture(Drawing):
         memory, exponents, side = 1.1 * wide, 2.1 * wide, 2 * wide
         height = min(2.75, 1.35 * side)
         self.canvas = Canvas(width, top + height + bottom)
-        with style.context():
-            ax = whole_ticks(self.canvas.axes(left, top, memory, height))
-            ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
-            self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
-            looks = {"meant": style.BLUE, "read": style.PURPLE}
-            ring = {"markersize": 9, "mew": 2.4, "mfc": "none", "zorder": 6, "clip_on": False}
-            self._spots = {
-                name: ax.plot([0], [0], "os"[name == "meant"], mec=colour, **ring)[0] for name, colour in looks.items()
-            }
-            at = left + memory + gap
-            ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
-            ax.spines[:].set_visible(True)
-            ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"])
-            ax.set_xticks([-1, 0, 1], [f"{sign * _END:.1f}" if sign else "0" for sign in (-1, 0, 1)])
-            ax.tick_params(labelleft=False)
-            for end in (-1, 1):
-                ax.axvspan(end, end * _BEYOND, facecolor=style.INF["facecolor"])
-            self._lines = {
-                name: ax.plot([], [], color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)[0]
-                for name, colour in looks.items()
-            }
-            self._cells = CellGrid(self.canvas, ax, "exponents")
-            at += exponents + gap
-            self._maps = Maps(
-                self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
-                left=at, top=top, size=(side, height), gap=gap, columns=WORDS["key j"], labels=False,
-            )  # fmt: skip
-            handles = [*self._spots.values(), *style.non_finite_handles()]
-            words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]
-            self.canvas.figure.legend(handles, words, loc="lower right", ncols=4, borderaxespad=0.2)
+        ax = whole_ticks(self.canvas.axes(left, top, memory, height))
+        ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
+        self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
+        looks = {"meant": style.BLUE, "read": style.PURPLE}
+        ring = {"markersize": 9, "mew": 2.4, "mfc": "none", "zorder": 6, "clip_on": False}
+        self._spots = {
+            name: ax.plot([0], [0], "os"[name == "meant"], mec=colour, **ring)[0] for name, colour in looks.items()
+        }
+        at = left + memory + gap
+        ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
+        ax.spines[:].set_visible(True)
+        ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"])
+        ax.set_xticks([-1, 0, 1], [f"{sign * _END:.1f}" if sign else "0" for sign in (-1, 0, 1)])
+        ax.tick_params(labelleft=False)
+        for end in (-1, 1):
+            ax.axvspan(end, end * _BEYOND, facecolor=style.INF["facecolor"])
+        self._lines = {
+            name: ax.plot([], [], color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)[0]
+            for name, colour in looks.items()
+        }
+        self._cells = CellGrid(self.canvas, ax, "exponents")
+        at += exponents + gap
+        self._maps = Maps(
+            self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
+            left=at, top=top, size=(side, height), gap=gap, columns=WORDS["key j"], labels=False,
+        )  # fmt: skip
+        handles = [*self._spots.values(), *style.non_finite_handles()]
+        words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]
+        self.canvas.figure.legend(handles, words, loc="lower right", ncols=4, borderaxespad=0.2)
         self.canvas.moving(*self._spots.values(), *self._lines.values())
 
     def update(self, shown: Shown) -> None:

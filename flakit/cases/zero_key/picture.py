@@ -47,22 +47,21 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.0)
-        with style.context():
-            ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
-            ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
-            ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
-            ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
-            ax.minorticks_off()
-            looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
-            looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
-            looks["largest"] = {"marker": "X", "color": style.BROKEN, "markersize": 10}
-            self._points = {
-                name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
-                for name, look in looks.items()
-            }
-            ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3)
-            CellGrid(self.canvas, ax, "tokens", 1, T)
-            self.canvas.moving(*self._points.values())
+        ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
+        ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
+        ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
+        ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
+        ax.minorticks_off()
+        looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
+        looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
+        looks["largest"] = {"marker": "X", "color": style.BROKEN, "markersize": 10}
+        self._points = {
+            name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
+            for name, look in looks.items()
+        }
+        ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3)
+        CellGrid(self.canvas, ax, "tokens", 1, T)
+        self.canvas.moving(*self._points.values())
 
     def update(self, shown: Shown) -> None:
         tokens, (arrives, leaves) = np.arange(T), _sizes(shown)
