@@ -309,9 +309,9 @@ def reproduce(seed: int = 0) -> list[Row]:
     one, default = (run(x, scale=scale, seed=seed) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)
     rows = []
-    for name, told in REPORTED.items():
+    for name, reported in REPORTED.items():
         worst = (one[name].double() - default[name].double()).abs().max().item()
-        rows.append(Row(f"worst difference of {name}", told, share * one[name].abs().max().item(), worst, within=0.01))
+        rows.append(Row(f"worst difference of {name}", reported, share * one[name].abs().max().item(), worst, 0.01))
     small = inputs(B=1, T=256, H=2, seed=seed)
     for words, on in (("scale", {"scale": True}), ("no cause", {})):
         fits = switches(small, **on).values()

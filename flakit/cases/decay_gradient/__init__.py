@@ -285,14 +285,14 @@ def at(
     return _rows({}, {"T": T, "decay": decay, "rounding": rounding, "seed": seed})
 
 
-def _rows(told: Mapping[str, float], setting: dict) -> list[Row]:
+def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
     measured, law = errors(**setting), predictions(**setting)
     rounding, decay, T = (setting[name] for name in ("rounding", "decay", "T"))
     rows = []
     for name, error in measured.items():
         if not (name == "direct" and rounding == "tf32"):
             what = f"{rounding}, {decay}, T = {T}: {name}"
-            rows.append(Row(what, told.get(name, math.nan), law.get(name, math.nan), error, LAWS.get(name, 1) - 1))
+            rows.append(Row(what, recorded.get(name, math.nan), law.get(name, math.nan), error, LAWS.get(name, 1) - 1))
     return rows
 
 
@@ -341,15 +341,15 @@ def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
 def reproduce(seed: int = 0) -> list[Row]:
     """Return dw's relative errors by formula, format and length, and by constant decay beside published kernels'."""
     rows, (_, theirs) = [], published()
-    told = {"bfloat16": {256: 3.5e-2, 1024: 7.7e-2, 4096: 1.6e-1}, "float16": {256: None, 1024: None}}
-    for rounding, lengths in (told | {"float32": told["float16"]}).items():
+    reported = {"bfloat16": {256: 3.5e-2, 1024: 7.7e-2, 4096: 1.6e-1}, "float16": {256: None, 1024: None}}
+    for rounding, lengths in (reported | {"float32": reported["float16"]}).items():
         for T, error in lengths.items():
             recorded = {"identity-rounded": error, "direct": 1.7e-3} if error else {}
             setting = {"T": T, "decay": "logsigmoid", "rounding": rounding, "seed": seed}
             rows += [row for row in _rows(recorded, setting) if not row.what.endswith("same-operands")]
     for kernel, rounding, factor in (("recurrent", "float32", 4), ("chunk", "tf32", 1.35)):
-        for w, told in theirs[kernel].items():
+        for w, error in theirs[kernel].items():
             measured = errors(decay=w, rounding=rounding, seed=seed)["identity-rounded"]
             what = f"float32, decay {w:g}, T = 256: dr, dk in {rounding}"
-            rows.append(Row(what, told, law(w, 256, rounding), measured, factor - 1))
+            rows.append(Row(what, error, law(w, 256, rounding), measured, factor - 1))
     return rows

@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, CellGrid, Marked
+from ...figures.marks import Bars, CellGrid, Marked, name_rows
 from ...language import Words
 from ...numerics.words import error, number
 from . import Shown
@@ -60,8 +60,8 @@ class Picture(Drawing):
         left, top, strip, height = 0.95, 0.34, 0.26, 2.25
         self.canvas = Canvas(width, top + strip + 0.12 + height + 0.72)
         tokens = self.canvas.axes(left, top, width - left - 0.15, strip)
-        tokens.set(xticks=[], yticks=[0], yticklabels=[WORDS["sum"]])
-        tokens.tick_params(axis="y", length=0)
+        tokens.set_xticks([])
+        name_rows(tokens, [WORDS["sum"]])
         self._tokens = HeatMap(self.canvas, tokens, cmap="Blues", name="tokens")
         self._held = Marked(self.canvas, tokens, facecolor=style.W)
         self._none = tokens.text(

@@ -344,6 +344,6 @@ def reproduce() -> list[Row]:
             loss, gradient = loss._replace(recorded=factors[0]), gradient._replace(recorded=factors[1])
         rows += [loss, gradient]
     for contract in list(CONTRACTS)[1:]:
-        told = 15 / 16 if contract == "uses num_items_in_batch" else math.nan
-        rows += [row._replace(recorded=told) for row in at(contract=contract)]
+        recorded = 15 / 16 if contract == "uses num_items_in_batch" else math.nan
+        rows += [row._replace(recorded=recorded) for row in at(contract=contract)]
     return rows

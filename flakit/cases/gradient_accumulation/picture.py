@@ -7,7 +7,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Bars, CellGrid
+from ...figures.marks import Bars, CellGrid, name_rows
 from ...figures.strip import Strip
 from ...language import Words
 from ...numerics.words import error, number
@@ -70,8 +70,7 @@ class Picture(Drawing):
     def _draw_parts(self, ax) -> None:
         self._title = ax.set_title("", fontsize=9, pad=4)
         ax.set_xticks([])
-        ax.set_yticks([0, 1], [WORDS["returned"], WORDS["added"]])
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, [WORDS["returned"], WORDS["added"]])
         known = math.log(VOCAB)
         self._parts = Strip(self.canvas, ax, 2, PARTS[-1], vmin=-known, vmax=2 * known, name="parts")
         (self._borders,) = ax.plot([], [], color="white", linewidth=4, zorder=4)

@@ -304,10 +304,10 @@ def _end(what: str, C: int = 16, w: float = 0.0, rounding: str = "float16") -> R
 def reproduce() -> list[Row]:
     """Reproduce the recorded errors: of the product with its law, of the blocks with the rounding of their operands."""
     L, rows = matrix(), []
-    for rounding, told in RECORDED.items():
-        error = errors(L, rounding)
-        rows.append(Row(f"{rounding}: product", told["product"], law(L, rounding), error["product"], FACTOR))
-        rows.append(Row(f"{rounding}: blocks", told["blocks"], 2.0 ** -ROUNDINGS[rounding], error["blocks"], FACTOR))
+    for rounding, recorded in RECORDED.items():
+        error, unit = errors(L, rounding), 2.0 ** -ROUNDINGS[rounding]
+        rows.append(Row(f"{rounding}: product", recorded["product"], law(L, rounding), error["product"], FACTOR))
+        rows.append(Row(f"{rounding}: blocks", recorded["blocks"], unit, error["blocks"], FACTOR))
     rows.append(Row("alpha = 1.9, float16: product", math.inf, math.inf, errors(matrix(1.9), "float16")["product"]))
     rows.append(_end("float16: alpha at which it ends"))
     return rows

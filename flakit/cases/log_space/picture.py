@@ -10,7 +10,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid
+from ...figures.marks import CellGrid, name_rows
 from ...language import Words
 from ...numerics.words import percent
 from . import GRADIENTS, Shown
@@ -91,9 +91,8 @@ class Picture(Drawing):
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
         ax.spines[:].set_visible(True)
         ax.set_title(WORDS["finite"])
-        ax.set_yticks(rows, _TENSORS)
+        name_rows(ax, _TENSORS)
         ax.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
-        ax.tick_params(axis="y", length=0)
         self._gone = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)
         self._finite = ax.barh(rows, np.ones(len(rows)), height=0.62, color=style.SKY, zorder=2)
         self._percents = [ax.text(1.04, row, "", va="center", fontsize=8.5) for row in rows]

@@ -164,13 +164,13 @@ def show(*, w: float, chunk: int, mask: str, exclusive: bool = True) -> Shown:
 def reproduce() -> list[Row]:
     """Return the |w| per token at which NaN begins, predicted and measured, by mask and tensor; the thread's mask is
     the one that reads after the decay."""
-    recorded = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
+    thread = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):
         for mask in masks:
             measured = onset(mask, exclusive=exclusive)
             for tensor in ("o", "dw"):
-                told = math.nan if exclusive else recorded.get((mask, tensor), math.nan)
+                recorded = math.nan if exclusive else thread.get((mask, tensor), math.nan)
                 what = f"C = 32, {MASKS[mask]}: {tensor}" + ("" if exclusive else ", read after the decay")
-                rows.append(Row(what, told, law(mask, tensor=tensor, exclusive=exclusive), measured[tensor]))
+                rows.append(Row(what, recorded, law(mask, tensor=tensor, exclusive=exclusive), measured[tensor]))
     return rows

@@ -170,7 +170,7 @@ def at(
 ) -> list[Row]:
     """Compare law and measurement over ranks. Head 0 has log decay w, each further head `spread` * w more."""
     shown = show(ranks=ranks, w=w, spread=spread, fault=fault, seed=seed)
-    told = 0.1 if fault == FAULTS[0] and spread else math.nan
+    recorded = 0.1 if fault == FAULTS[0] and spread else math.nan
     decays = shown.decays.tolist()
     parts = [_squares(x, T - shown.slice, shown.slice, fault, decays[0]) for x in decays]
     off, size = (sum(part) for part in zip(*parts, strict=True))
@@ -180,7 +180,7 @@ def at(
         Row(f"{fault}, {ranks} ranks: the outputs are off by", 0.0, 0.0, shown.outputs),
         Row(f"{fault}, {ranks} ranks: D of the last head, where it enters the first slice, by", math.nan,
             _law(shown.decays, last, 0, ranks, fault), shown.entering[last, 0].item()),
-        Row(f"{fault}, {ranks} ranks: dv of the last head at the first token by", told, shown.law[last, 0].item(),
+        Row(f"{fault}, {ranks} ranks: dv of the last head at the first token by", recorded, shown.law[last, 0].item(),
             shown.tokens[last, 0].item()),
         Row(f"{fault}, {ranks} ranks: dv on the last rank by", 0.0, 0.0, shown.tokens[:, -shown.slice :].max().item()),
         Row(f"{fault}, {ranks} ranks: the initial state's gradient by", math.nan, initial, shown.initial),

@@ -292,13 +292,13 @@ def _onset(T: int, form: str, op: str, **sizes) -> float:
     return onset(T, form, op=op, highest=1e4, **sizes)
 
 
-def _lost(T: int, gate: float, told: str, form: str, op: str, uneven: float = 1.0, K: int = 4, **sizes) -> Row:
+def _lost(T: int, gate: float, recorded: str, form: str, op: str, uneven: float = 1.0, K: int = 4, **sizes) -> Row:
     x, results = _run(T, gate, form, op, uneven, K, **sizes)
     law = tokens(predicted(x, form, op=op, **sizes))
     measured = tokens(~results[KEY_GRADIENT[op]].isfinite())
     if not results["o"].isfinite().all():
         measured += ", and o"
-    return Row(f"T = {T}, g = {gate:g}: tokens lost", told, law, measured)
+    return Row(f"T = {T}, g = {gate:g}: tokens lost", recorded, law, measured)
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:
@@ -380,5 +380,5 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
     """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
-    rows = [_lost(T, gate, told, form, op) for T, gates in TOLD.items() for gate, told in gates.items()]
+    rows = [_lost(T, gate, recorded, form, op) for T, gates in TOLD.items() for gate, recorded in gates.items()]
     return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]

@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
+from ...figures.marks import name_rows
 from ...figures.strip import Strip
 from ...language import Words, say
 from . import Shown
@@ -71,9 +72,8 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.15)
         ax = self.canvas.axes(_LEFT, 0.3, room, 0.9)
         ax.set_title(WORDS["memory"], fontsize=9.5)
-        ax.set(xticks=[])
-        ax.set_yticks(range(3), [WORDS["number"], WORDS["meant"], WORDS["read"]])
-        ax.tick_params(length=0)
+        ax.set_xticks([])
+        name_rows(ax, [WORDS["number"], WORDS["meant"], WORDS["read"]])
         self._memory = Strip(self.canvas, ax, 3, self._places, name="memory")
 
         ax = self.canvas.axes(_LEFT, 1.65, room, 0.64)
@@ -88,8 +88,7 @@ class Picture(Drawing):
         self.canvas.moving(*(text for row in self._numbers for text in row))
 
         ax = self.canvas.axes(_LEFT, 2.33, room, 0.32)
-        ax.set_yticks([0], [WORDS["output"]])
-        ax.tick_params(axis="y", length=0)
+        name_rows(ax, [WORDS["output"]])
         ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
         ax.set_xlabel(WORDS["token t"], loc="left")
         self._output = HeatMap(self.canvas, ax, name="output")

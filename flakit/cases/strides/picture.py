@@ -8,6 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
+from ...figures.marks import name_rows
 from ...figures.strip import Strip
 from ...language import Words
 from . import Shown
@@ -71,9 +72,8 @@ class Picture(Drawing):
         ax = self.canvas.axes(_LEFT, 0.3, room, 0.56)
         self._title = ax.text(0, 1.1, "", transform=ax.transAxes, fontsize=9.5)
         self.canvas.labels(self._title)
-        ax.set(xticks=[])
-        ax.set_yticks([0, 1], [WORDS["taken"], WORDS["there"]])
-        ax.tick_params(length=0)
+        ax.set_xticks([])
+        name_rows(ax, [WORDS["taken"], WORDS["there"]])
         self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
         self._maps = Maps(
             self.canvas,

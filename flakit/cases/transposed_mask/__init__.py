@@ -271,8 +271,8 @@ def reproduce(backend: str | None = None) -> list[Row]:
     """
     device, able = kernel_place()
     rows = []
-    for (K, V), told in STORY.items():
+    for (K, V), recorded in STORY.items():
         x = inputs(K, V, T=1, device=device)
-        seen = run(x, backend=backend or able).seen
-        rows.append(Row(f"K, V = {K}, {V}: wrong entries", told, law(K, V), int((seen != x["initial_state"]).sum())))
+        count = int((run(x, backend=backend or able).seen != x["initial_state"]).sum())
+        rows.append(Row(f"K, V = {K}, {V}: wrong entries", recorded, law(K, V), count))
     return rows

@@ -157,9 +157,9 @@ def at(
 def reproduce() -> list[Row]:
     """Return the test's verdict on operators that keep one, two and three tokens, and on one that resets its state."""
     rows = [row for keep in (1, 2, 3) for row in at(keep=keep)]
-    for label, decay, told in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
+    for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)
         error = relative_l2(resetting(x), reference.forward(**x)[0])
         what = f"reset every 64 tokens, {label} decays: o off by"
-        rows.append(Row(what, told, reset_law(x["w"]), error, 0.25))
+        rows.append(Row(what, recorded, reset_law(x["w"]), error, 0.25))
     return rows
