@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from flakit.cases import anchor
-from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, picture, run
+from flakit.cases.anchor import SCHEMES, exponents, law, limits, onset, run
 from flakit.cases.laws import LN_MAX
 from flakit.cases.masking import MASKS
 from flakit.figures.canvas import Cell
@@ -17,6 +17,7 @@ from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.inputs import inputs
 from flakit.numerics.sweep import sweep
+from tests.cases import drawing
 
 ALL = list(SCHEMES)
 ANCHORED = [name for name in ALL if name != "dyadic"]
@@ -74,8 +75,16 @@ def one_token(T, row, value, channel=slice(None)):
     return x
 
 
-def test_bug_a_just_below_its_limit():
-    assert all(run(one_token(64, 16, -88.7), "first-row").finite.values())
+@pytest.mark.parametrize(
+    ("scheme", "T", "row", "w"),
+    [
+        ("first-row", 64, 16, -88.7),  # just below the limit of bug A
+        *(("first-row", T, row, -500.0) for T, row in ((64, 17), (64, 15), (64, 0), (128, 64))),
+        *((scheme, 64, 16, -500.0) for scheme in ("previous-row", "pairwise", "dyadic")),
+    ],
+)
+def test_one_token_that_an_anchor_survives(scheme, T, row, w):
+    assert all(run(one_token(T, row, w), scheme).finite.values())
 
 
 def test_bug_a_just_above_its_limit():
@@ -89,19 +98,9 @@ def test_bug_a_just_above_its_limit():
     assert found.tensors["dw"][0, 16, 0, 0].isnan()
 
 
-@pytest.mark.parametrize("T, row", [(64, 17), (64, 15), (64, 0), (128, 64)])
-def test_bug_a_minds_no_other_row(T, row):
-    assert all(run(one_token(T, row, -500.0), "first-row").finite.values())
-
-
 @pytest.mark.parametrize("row", [16, 32, 48, 80])
 def test_bug_a_minds_the_first_row_of_every_block_but_a_chunks_first(row):
     assert run(one_token(128, row, -88.8), "first-row").non_finite["o"].nonzero()[:, 1].unique().tolist() == [row]
-
-
-@pytest.mark.parametrize("scheme", ["previous-row", "pairwise", "dyadic"])
-def test_the_right_anchor_survives_what_bug_a_does_not(scheme):
-    assert all(run(one_token(64, 16, -500.0), scheme).finite.values())
 
 
 def test_the_first_repair_failed_across_chunks_and_only_in_the_backward_pass():
@@ -420,9 +419,7 @@ REPAIR = dict(w=-1.4, row=None, scheme="previous-row-across", op="rwkv6", T=128,
 
 
 def drawn(**setting):
-    made, shown = picture.Picture(9.4), anchor.show(**BUG | setting)
-    made.update(shown)
-    return made, shown
+    return drawing.drawn(anchor, **BUG | setting)
 
 
 @pytest.mark.parametrize("setting", [{}, REPAIR, {"scheme": "none", "row": None, "w": -1.4}, {"op": "rwkv7"}], ids=str)

@@ -5,11 +5,11 @@ import torch
 
 from flakit.cases import anomaly as case
 from flakit.cases import padding
-from flakit.cases.anomaly import picture
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
+from tests.cases import drawing
 
 
 @pytest.mark.parametrize("op", padding.KEY_GRADIENT)
@@ -92,9 +92,7 @@ NAMED = dict(T=120, gate=-1.88, op="gsa", form="chunk")
 
 
 def drawn(**setting):
-    made, shown = picture.Picture(9.4), case.show(**NAMED | setting)
-    made.update(shown)
-    return made, shown
+    return drawing.drawn(case, **NAMED | setting)
 
 
 @pytest.mark.parametrize("setting", [{}, {"op": "rwkv6"}, {"gate": -1.84}, {"form": "right", "gate": -50.0}], ids=str)

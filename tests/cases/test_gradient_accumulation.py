@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flakit.cases import gradient_accumulation as case
-from flakit.cases.gradient_accumulation import picture
 from flakit.figures.canvas import Cell
 from flakit.models.accumulation import check_gradient_accumulation, check_initial_loss
+from tests.cases import drawing
 
 WITHIN = 1e-4
 
@@ -110,10 +110,7 @@ def test_adamw_does_not_see_the_factor_and_sgd_does():
 
 
 def drawn(accumulation=4, contract="takes **kwargs", mixer="rwkv7"):
-    made = picture.Picture(9.4)
-    shown = case.show(accumulation=accumulation, contract=contract, mixer=mixer)
-    made.update(shown)
-    return made, shown
+    return drawing.drawn(case, accumulation=accumulation, contract=contract, mixer=mixer)
 
 
 @pytest.mark.parametrize("contract", case.CONTRACTS)

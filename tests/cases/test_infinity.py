@@ -107,10 +107,8 @@ def test_tensors_fail_one_after_another(seed):
             low, high = (low, middle) if lost else (middle, high)
         return high
 
-    found = {name: onset(name) for name in infinity.TENSORS}
-    assert found == pytest.approx(
-        {name: END / (C if name in ("dr", "dk", "dw") else C - 1) for name in found}, abs=2e-3
-    )
+    law = {name: END / (C if name in ("dr", "dk", "dw") else C - 1) for name in infinity.TENSORS}
+    assert {name: onset(name) for name in infinity.TENSORS} == pytest.approx(law, abs=2e-3)
 
 
 def test_two_percent_of_the_factors_and_all_of_dr():

@@ -9,11 +9,12 @@ import torch
 
 from flakit.cases import inverse as case
 from flakit.cases.decay_gradient import ROUNDINGS
-from flakit.cases.inverse import FORMS, LARGEST, at, errors, invert, law, law_of_range, matrix, onset, picture, show
+from flakit.cases.inverse import FORMS, LARGEST, at, errors, invert, law, law_of_range, matrix, onset
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.ops.rwkv7.chunk_torch import inverse as operators_own
+from tests.cases import drawing
 
 SETTINGS = list(product((0.5, 0.9, 1.0, 1.9), (-1e-3, -0.1, -0.6), (0.0, 0.3, 1.0)))  # alpha, w, spread
 
@@ -151,9 +152,7 @@ STORY = dict(alpha=0.9, w=-1e-3, spread=0.0, C=16, rounding="float32")
 
 
 def drawn(**setting):
-    made, shown = picture.Picture(9.4), show(**STORY | setting)
-    made.update(shown)
-    return made, shown
+    return drawing.drawn(case, **STORY | setting)
 
 
 @pytest.mark.parametrize("setting", [{}, {"alpha": 1.5, "rounding": "float16"}, {"spread": 0.7, "C": 32}], ids=str)

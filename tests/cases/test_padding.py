@@ -8,11 +8,11 @@ import torch
 
 from flakit.cases import padding as case
 from flakit.cases.laws import LN_MAX
-from flakit.cases.padding import picture
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
 from flakit.numerics.inputs import inputs
+from tests.cases import drawing
 
 OPS = list(case.KEY_GRADIENT)
 LAST = {"gsa": "dg", "rwkv6": "dw"}  # from running sums: noise at strong decay, whatever the padding
@@ -171,9 +171,7 @@ STORY = dict(T=120, gate=-1.88, form="chunk", op="gsa", uneven=1.0, chunk=64, bl
 
 
 def drawn(**setting):
-    made, shown = picture.Picture(9.4), case.show(**STORY | setting)
-    made.update(shown)
-    return made, shown
+    return drawing.drawn(case, **STORY | setting)
 
 
 def test_it_shows_what_is_measured():

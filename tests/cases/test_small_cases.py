@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from flakit.cases import blind_measure, clamping, future_anchor, masking, nan_guard, weak_test, wrong_head_anchor
-from flakit.cases.blind_measure.picture import Picture as BlindMeasurePicture
-from flakit.cases.clamping.picture import Picture as ClampingPicture
-from flakit.cases.future_anchor.picture import Picture as FutureAnchorPicture
 from flakit.cases.laws import LN_MAX
-from flakit.cases.nan_guard.picture import Picture as NanGuardPicture
-from flakit.cases.weak_test.picture import Picture as WeakTestPicture
-from flakit.cases.wrong_head_anchor.picture import Picture as WrongHeadPicture
+from flakit.cases.registry import find
 from flakit.numerics.errors import compare, relative_l2
 from flakit.numerics.inputs import inputs as make_inputs
 from flakit.ops.rwkv7 import reference
@@ -75,7 +70,7 @@ def test_a_blind_measure_shows_what_is_measured(tolerance):
 
 
 def test_a_measure_is_said_to_accept_where_the_law_lets_go_of_many():
-    picture = BlindMeasurePicture(5.9)
+    picture = find("blind_measure").picture.Picture(5.9)
     for tolerance in (0.002, 0.05, 0.3):
         said = picture.say(blind_measure.show(tolerance=tolerance, size=2**14))
         assert ("the test passes" in said) == (blind_measure.law(tolerance) * 2**14 > 10), tolerance
@@ -119,7 +114,7 @@ def test_a_guard_shows_what_is_measured(share):
 
 
 def test_a_guard_is_said_to_forget_where_the_law_counts_pairs():
-    picture, said = NanGuardPicture(9.4), {}
+    picture, said = find("nan_guard").picture.Picture(9.4), {}
     for share in (0.0, 0.5, 1.0):
         shown = nan_guard.show(C=64, share=share, w=-0.1)
         said[nan_guard.law(shown.w)] = picture.say(shown)
@@ -194,7 +189,7 @@ def test_a_clamp_shows_what_is_measured(w, anchor):
 
 
 def test_a_clamp_is_said_to_harm_where_the_law_says_so():
-    picture = ClampingPicture(5.9)
+    picture = find("clamping").picture.Picture(5.9)
     for w in (-1.0, -5.0, -5.9, -6.0, -6.4, -8.0, -100.0):
         said = picture.say(clamped(w))
         assert ("nothing is cut off" in said) == (clamping.law(w) == 0), w
@@ -247,7 +242,7 @@ def test_an_anchor_of_another_head_shows_what_is_measured(H, w):
 
 
 def test_the_wrong_anchor_is_said_to_break_where_the_law_says_so():
-    picture, logs = WrongHeadPicture(5.9), wrong_head_anchor.decays(16, 4)
+    picture, logs = find("wrong_head_anchor").picture.Picture(5.9), wrong_head_anchor.decays(16, 4)
     limit = wrong_head_anchor.law(logs)
     # The law is for operands of size 1; random ones of up to 4 move it by ln 4 of 88.
     assert "nothing shows" in picture.say(headed(-0.98 * limit, spread=0.0))
@@ -295,7 +290,7 @@ def test_an_anchor_shows_what_is_measured(anchor, P, T):
 
 
 def test_the_past_is_said_to_move_where_the_law_says_so():
-    picture = FutureAnchorPicture(5.9)
+    picture = find("future_anchor").picture.Picture(5.9)
     for P in range(16):
         said = picture.say(future_anchor.show(anchor="middle", P=P, T=16, block=16))
         assert ("in rounding" in said) == future_anchor.law("middle", P=P), P
@@ -347,7 +342,7 @@ def test_a_weak_test_shows_what_is_measured():
 
 
 def test_the_test_is_said_to_pass_where_the_law_is_below_its_tolerance():
-    picture = WeakTestPicture(9.4)
+    picture = find("weak_test").picture.Picture(9.4)
     for keep in (1, 2, 3, 4):
         said = picture.say(weak_test.show(keep=keep, K=32, T=128))
         passes = weak_test.law(keep) < weak_test.TOLERANCE

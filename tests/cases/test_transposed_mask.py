@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from flakit.cases import transposed_mask as case
-from flakit.cases.transposed_mask.picture import Picture
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import relative_l2
 from flakit.numerics.evaluate import truth
 from flakit.ops.common.dispatch import has_triton
+from tests.cases import drawing
 
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.interpret)]
 SIZES = [(64, 64), (100, 120), (40, 64), (40, 40), (20, 20), (33, 31), (1, 1), (15, 65)]
@@ -174,9 +174,7 @@ def knobs(K=100, V=120, BK=32, BV=32, transposed=True):
 
 
 def drawn(**how):
-    picture, shown = Picture(6.0), case.show(**knobs(**how))
-    picture.update(shown)
-    return picture, shown
+    return drawing.drawn(case, 6.0, **knobs(**how))
 
 
 SETTINGS = [{}, {"K": 40, "V": 64}, {"K": 64, "V": 64}, {"K": 20, "V": 20}, {"transposed": False}, {"BK": 16, "BV": 64}]

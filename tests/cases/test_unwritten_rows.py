@@ -9,13 +9,15 @@ from flakit.cases import unwritten_rows as case
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 
+SIZES = [(100, 28), (400, 112), (60, 196)]  # tokens, padding
+
 
 def error(**knobs):
     (row,) = case.at(**knobs)
     return row
 
 
-@pytest.mark.parametrize("tokens, padding", [(100, 28), (400, 112), (60, 196)])
+@pytest.mark.parametrize(("tokens", "padding"), SIZES)
 @pytest.mark.parametrize("times", [0.1, 1.0, 1e4])
 def test_law_predicts_the_error_of_the_weight_gradient(tokens, padding, times):
     rows = [error(tokens=tokens, padding=padding, times=times, seed=seed) for seed in range(4)]
@@ -33,9 +35,8 @@ WRONG_LAWS = {
 
 @pytest.mark.parametrize("wrong", WRONG_LAWS)
 def test_other_laws_fail(wrong):
-    rows = [error(tokens=tokens, padding=padding) for tokens, padding in ((100, 28), (400, 112), (60, 196))]
-    predicted = [WRONG_LAWS[wrong](tokens, padding) for tokens, padding in ((100, 28), (400, 112), (60, 196))]
-    assert not all(row._replace(law=law).agrees for row, law in zip(rows, predicted, strict=True))
+    rows = [error(tokens=t, padding=p)._replace(law=WRONG_LAWS[wrong](t, p)) for t, p in SIZES]
+    assert not all(row.agrees for row in rows)
 
 
 def test_only_the_padding_is_wrong_and_zeros_repair_it():
