@@ -8,6 +8,7 @@ autograd, so that a layer in float64 with them in it says what the layer means.
 import contextlib
 import functools
 import sys
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,52 +16,54 @@ import torch.nn.functional as F
 # --- recurrences --------------------------------------------------------------------------------------------------
 
 
-def over_sequences(run, tensors, states, cu_seqlens):
-    """`run(tensors, states) -> o, states` over a batch, or over each sequence packed in a batch of one."""
+def recur(step, tensors, states, cu_seqlens):
+    """`step(states, *token) -> o, states` over the tokens of a batch, or of each sequence packed in a batch of one."""
+    outputs = []
     if cu_seqlens is None:
-        return run(tensors, states)
-    outputs, finals = [], []
-    for n, (start, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-        o, final = run([x[:, start:end] for x in tensors], [x[n : n + 1] for x in states])
+        for token in zip(*(x.unbind(1) for x in tensors), strict=True):
+            o, states = step(states, *token)
+            outputs.append(o)
+        return torch.stack(outputs, 1), states
+    finals = []
+    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        o, final = recur(step, [x[:, start:end] for x in tensors], [S[n : n + 1] for S in states], None)
         outputs.append(o)
         finals.append(final)
     return torch.cat(outputs, 1), [torch.cat(x) for x in zip(*finals, strict=True)]
 
 
-def zeros(like, cu_seqlens, *shape):
-    N = like.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    return like.new_zeros(N, *shape)
+def initial(state, like, cu_seqlens, *shapes):
+    """The parts of an initial state in the dtype of the inputs; zeros of these shapes where there is none."""
+    if state is None:
+        N = like.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        return [like.new_zeros(N, *shape) for shape in shapes]
+    return [part.to(like.dtype) for part in (state if isinstance(state, (tuple, list)) else [state])]
 
 
 def rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
     scale = r.shape[-1] ** -0.5 if scale is None else scale
 
-    def run(tensors, states):
-        (S,), outputs = states, []
-        for r_t, k_t, v_t, w_t in zip(*(x.unbind(1) for x in tensors), strict=True):
-            new = k_t[..., None] * v_t[..., None, :]
-            outputs.append(scale * ((S + u[..., None] * new) * r_t[..., None]).sum(-2))
-            S = w_t.exp()[..., None] * S + new
-        return torch.stack(outputs, 1), [S]
+    def step(states, r, k, v, w):
+        (S,), new = states, k[..., None] * v[..., None, :]
+        o = scale * ((S + u[..., None] * new) * r[..., None]).sum(-2)
+        return o, [w.exp()[..., None] * S + new]
 
-    S = zeros(r, cu_seqlens, r.shape[2], r.shape[3], v.shape[3]) if initial_state is None else initial_state
-    o, (S,) = over_sequences(run, (r, k, v, w), [S.to(r.dtype)], cu_seqlens)
+    states = initial(initial_state, r, cu_seqlens, (*k.shape[2:], v.shape[3]))
+    o, (S,) = recur(step, (r, k, v, w), states, cu_seqlens)
     return o, S if output_final_state else None
 
 
 def rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_state=False, cu_seqlens=None, **_):
     scale = r.shape[-1] ** -0.5 if scale is None else scale
 
-    def run(tensors, states):
-        (S,), outputs = states, []
-        for r_t, w_t, k_t, v_t, a_t, b_t in zip(*(x.unbind(1) for x in tensors), strict=True):
-            found = (S * a_t[..., None]).sum(-2, keepdim=True)
-            S = w_t.exp()[..., None] * S + b_t[..., None] * found + k_t[..., None] * v_t[..., None, :]
-            outputs.append(scale * (S * r_t[..., None]).sum(-2))
-        return torch.stack(outputs, 1), [S]
+    def step(states, r, w, k, v, a, b):
+        (S,) = states
+        read = (S * a[..., None]).sum(-2, keepdim=True)
+        S = w.exp()[..., None] * S + b[..., None] * read + k[..., None] * v[..., None, :]
+        return scale * (S * r[..., None]).sum(-2), [S]
 
-    S = zeros(r, cu_seqlens, r.shape[2], r.shape[3], v.shape[3]) if initial_state is None else initial_state
-    o, (S,) = over_sequences(run, (r, w, k, v, a, b), [S.to(r.dtype)], cu_seqlens)
+    states = initial(initial_state, r, cu_seqlens, (*k.shape[2:], v.shape[3]))
+    o, (S,) = recur(step, (r, w, k, v, a, b), states, cu_seqlens)
     return o, S if output_final_state else None
 
 
@@ -71,19 +74,15 @@ def mul_rwkv7(r, w, k, v, kk, a, **more):
 def gsa(q, k, v, s, g, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
-    def run(tensors, states):
-        (hk, hv), outputs = states, []
-        for q_t, k_t, v_t, s_t, g_t in zip(*(x.unbind(1) for x in tensors), strict=True):
-            hk = hk * g_t.exp()[..., None, :] + k_t[..., None] * s_t[..., None, :]
-            hv = hv * g_t.exp()[..., None] + s_t[..., None] * v_t[..., None, :]
-            p = (scale * (hk * q_t[..., None]).sum(-2)).softmax(-1)
-            outputs.append((hv * p[..., None]).sum(-2))
-        return torch.stack(outputs, 1), [hk, hv]
+    def step(states, q, k, v, s, g):
+        hk, hv = states
+        hk = hk * g.exp()[..., None, :] + k[..., None] * s[..., None, :]
+        hv = hv * g.exp()[..., None] + s[..., None] * v[..., None, :]
+        p = (scale * (hk * q[..., None]).sum(-2)).softmax(-1)
+        return (hv * p[..., None]).sum(-2), [hk, hv]
 
-    H, M = s.shape[2:]
-    if initial_state is None:
-        initial_state = zeros(q, cu_seqlens, H, k.shape[3], M), zeros(q, cu_seqlens, H, M, v.shape[3])
-    o, states = over_sequences(run, (q, k, v, s, g), [x.to(q.dtype) for x in initial_state], cu_seqlens)
+    states = initial(initial_state, q, cu_seqlens, (*k.shape[2:], s.shape[3]), (*s.shape[2:], v.shape[3]))
+    o, states = recur(step, (q, k, v, s, g), states, cu_seqlens)
     return o, states if output_final_state else [None, None]
 
 
@@ -142,13 +141,8 @@ def swapped(functions):
 
 def token_shift(x, cu_seqlens=None, cache=None, output_cache=False, chunk_indices=None):
     """What stood one token before, minus what stands here."""
-
-    def run(tensors, states):
-        (x,), (before,) = tensors, states
-        return torch.cat([before[:, None], x[:, :-1]], 1) - x, [x[:, -1]]
-
-    before = zeros(x, cu_seqlens, x.shape[-1]) if cache is None else cache
-    delta, (last,) = over_sequences(run, (x,), [before], cu_seqlens)
+    before = initial(cache, x, cu_seqlens, x.shape[-1:])
+    delta, (last,) = recur(lambda states, x: (states[0] - x, [x]), [x], before, cu_seqlens)
     return (delta, last) if output_cache else delta
 
 
