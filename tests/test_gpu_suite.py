@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from textwrap import dedent
 
 import pytest
 
@@ -56,9 +57,7 @@ def write(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = text.strip("\n").splitlines()
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        path.write_text("\n".join(line[indent:] for line in lines) + "\n")
+        path.write_text(dedent(text).strip() + "\n")
 
 
 LIGHT = {

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
             "again": options.again,
             "known": {file: row["each"] for file, row in mine.items()},
             "seconds": {file: row["seconds"] for file, row in mine.items()},
-            "expected": expected(rows, card),
+            # As last measured: of older code, even of another card, seconds still say which tests are long.
+            "expected": {row["file"]: row["seconds"] for row in sorted(rows, key=lambda row: row["card"] == card)},
             "rows": rows,
         }
         (Path(folder) / "run.json").write_text(json.dumps(run))
@@ -85,12 +86,6 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
             _pytest(options, of_pytest, root, left)
             signal.alarm(0)
     return _told(options.file, card, keys)
-
-
-def expected(rows: Sequence[Mapping], card: str) -> dict[str, list]:
-    """Of each file, the seconds of its tests as last measured: of older code, even of another card, they still say
-    which tests are long."""
-    return {row["file"]: row["seconds"] for row in sorted(rows, key=lambda row: row["card"] == card)}
 
 
 def _pytest(options: argparse.Namespace, of_pytest: list[str], root: Path, files: list[str]) -> None:

@@ -12,7 +12,6 @@ there. Rows with the same kernels stand together, so that one process compiles t
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.ops import settings
@@ -61,7 +60,7 @@ def generate(name: str) -> list[Setting]:
 
 def _rows(name: str) -> list[Row]:
     """Greedy and deterministic: each new row is the best of some that are grown from a pair that is still missing."""
-    factors, rng = _factors(name), random.Random(0)
+    factors, rng = kinds(name) | {"packed": (False, True)}, random.Random(0)
     compiled = [factor for factor in factors if factor in (*COMPILED, "packed")]
     shared = covering_rows(
         {factor: factors[factor] for factor in compiled}, _allowed, candidates=KERNEL_CANDIDATES[name]
@@ -74,7 +73,7 @@ def _rows(name: str) -> list[Row]:
         order = [pair for pair in order if pair in missing]
         grown = []
         for pair in (rng.choice(order) for _ in range(CANDIDATES)):
-            begun = [{**kernel, **dict(pair)} for kernel in shared if _agree(kernel, dict(pair))]
+            begun = [{**kernel, **dict(pair)} for kernel in shared if all(kernel.get(f, x) == x for f, x in pair)]
             begun = [row for row in begun if _allowed(row)] or [dict(pair)]
             grown.append(_grow(rng.choice(begun), factors, missing, used, rng))
         best = max(grown, key=lambda row: len(pairs_of(row) & missing))
@@ -85,15 +84,6 @@ def _rows(name: str) -> list[Row]:
         if kernel not in shared:
             shared.append(kernel)
     return rows
-
-
-def _factors(name: str) -> dict[str, Sequence]:
-    """What is paired, and what is compiled for."""
-    return kinds(name) | {"packed": (False, True)}
-
-
-def _agree(kernel: Row, row: Row) -> bool:
-    return all(kernel.get(factor, x) == x for factor, x in row.items())
 
 
 def _allowed(row: Row) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
@@ -10,7 +11,6 @@ from urllib.request import url2pathname
 import pytest
 
 from docs.lessons import LESSONS, SOLUTIONS, TRANSLATIONS, name
-from tests.site.links import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -91,6 +91,29 @@ def test_the_first_view_of_each_page_is_within_its_budget(visited, record_proper
 
 
 # --- links ----------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """path; links: every href of it; anchors: what a link's # may name."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.links, self.anchors = path, [], set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        own = dict(attributes)
+        if tag == "a" and own.get("href"):
+            self.links.append(own["href"])
+        self.anchors |= {own[name] for name in ("id", "name") if own.get(name)}
+
+    def target(self, link):
+        """(file, anchor), or None where it leads to another host."""
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            return None
+        file = (self.path.parent / unquote(parts.path)).resolve() if parts.path else self.path.resolve()
+        return file, unquote(parts.fragment)
 
 
 def test_every_link_within_the_site_leads_somewhere(site, record_property):
