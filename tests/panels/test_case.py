@@ -150,22 +150,6 @@ def test_a_profile_or_a_number():
     assert "decay='gsa'" in panel.set(profile="gsa").as_python()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"w": 1.0}, "^w: expected a natural-log decay <= 0, got 1.0"),
-        ({"chunk": 1}, "^chunk: expected a whole number from 2 to 128, got 1"),
-        ({"mask": "after"}, "^mask: expected one of none, multiply"),
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        case("masking", **wrong)
-    with pytest.raises(ValueError, match="did you mean masking"):
-        case("maskin")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_redraw_is_quick(panels, name):
     assert least_seconds(panels[name].redraw, [{}] * 4) < NOT_LIVE

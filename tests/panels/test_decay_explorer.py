@@ -411,12 +411,3 @@ def test_a_slider_is_live(panel, op, knob):
             slider.value += 1
         took.append(time.process_time() - start)
     assert statistics.median(took) < NOT_LIVE, took
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'gla'"):
-        decay_explorer("gla")
-    with pytest.raises(ValueError, match="scheme: expected one of none, first-row, .*, got 'last-row'"):
-        decay_explorer(scheme="last-row")
-    with pytest.raises(TypeError, match="no knob named decays"):
-        decay_explorer(decays=-1)

@@ -265,17 +265,13 @@ def test_presets_draw_and_say_something_else():
     assert len(assert_presets_differ(gradient_comparer())) == 3
 
 
-def test_reset_and_wrong_settings():
+def test_reset_brings_the_first_picture_back():
     panel = gradient_comparer(T=16)
     start = panel.png
     panel.set(dtype="float32", tensor="dr", profile="none")
     assert panel.png != start
     panel.reset()
     assert panel.png == start
-    with pytest.raises(ValueError, match="dtype: expected one of float32, float16, bfloat16, got 'int8'"):
-        gradient_comparer(dtype="int8")
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, linear_attn, .*, got 'rwkv5'"):
-        gradient_comparer("rwkv5")
 
 
 @pytest.mark.full

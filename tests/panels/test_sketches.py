@@ -358,11 +358,6 @@ def test_a_difference_goes_by_the_law_and_grows_only_without_a_decay():
         assert (shown.measured[-1] > 1.001) == (w > 0)
 
 
-def test_an_unknown_name():
-    with pytest.raises(ValueError, match="name: expected one of broken, .*, got 'writing'"):
-        sketch("writing")
-
-
 def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
     for dtype in stops_of(sketch("budget").knobs["dtype"]):
         for fault, panel in stop_by_stop("budget", "fault", dtype=dtype):

@@ -230,19 +230,13 @@ def test_the_copied_script_reproduces_the_step(setting):
             assert rms == pytest.approx(np.sqrt(np.mean(values**2)), rel=1e-6, nan_ok=True)
 
 
-def test_reset_and_wrong_settings():
+def test_reset_brings_the_first_picture_back():
     panel = state_stepper(t=3)
     start = panel.png
     panel.set(profile="constant", decay=-2, direction="backward")
     assert panel.png != start
     panel.reset()
     assert panel.png == start
-    with pytest.raises(ValueError, match="profile: expected one of constant"):
-        state_stepper(profile="fast")
-    with pytest.raises(TypeError, match="no knob named speed"):
-        state_stepper(speed=3)
-    with pytest.raises(ValueError, match="op: expected one of rwkv6, rwkv7, gsa, got 'rwkv5'"):
-        state_stepper("rwkv5")
 
 
 @pytest.mark.full
