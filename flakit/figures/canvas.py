@@ -50,8 +50,8 @@ class Cell:
 class Canvas:
     """A persistent figure of width x height inches with its moving artists.
 
-    Build axes on `.figure` inside `style.context()`. Artists given to `moving` are drawn at every `png()`, those given
-    to `labels` when they have changed; all others only after `stale()`, which must be called when one of them changed.
+    Build axes on `.figure` inside `style.context()`. `png()` draws the artists passed to `moving` each time and those
+    passed to `labels` when they have changed. It draws all others only after `stale()`: call that when one changes.
     """
 
     def __init__(self, width: float, height: float, *, dpi: int = 100):
@@ -80,7 +80,7 @@ class Canvas:
         return self.figure.text(x / across, 1 - y / down, words, **look)
 
     def moving(self, *artists: Artist) -> tuple[Artist, ...]:
-        """Redraw these at every `png()`, in the order of their zorder; returns them."""
+        """Redraw these at every `png()`, in the order of their zorder; return them."""
         for artist in artists:
             artist.set_animated(True)
             self._moving.append(artist)
@@ -89,10 +89,10 @@ class Canvas:
         return artists
 
     def labels(self, *artists: Artist) -> tuple[Artist, ...]:
-        """Texts and axes (`ax.xaxis`, `ax.yaxis`) that change now and then, beside everything that moves; returns them.
+        """Redraw these texts and axes (`ax.xaxis`, `ax.yaxis`) when they have changed; return them.
 
-        Text is the slowest thing to draw: one that has not changed is put back as pixels. An axis is twice as fast with
-        its label where `set_label_coords` says: then it is not placed anew behind the ticks.
+        Text is the slowest thing to draw: one that has not changed is restored as pixels. An axis is twice as fast with
+        `set_label_coords`: its label then is not placed anew behind the ticks.
         """
         for artist in artists:
             artist.set_animated(True)
@@ -101,16 +101,16 @@ class Canvas:
         return artists
 
     def stale(self) -> None:
-        """Something that does not move has changed: draw everything at the next `png()`."""
+        """Draw everything at the next `png()`, since something that does not move has changed."""
         self._background = None
 
     # Cells that can be pointed at.
 
     def pointable(self, name: str, ax: Axes, rows: int, columns: int, edges: np.ndarray | None = None) -> None:
-        """Axes with a cell at every whole number, x from 0 to columns - 1 and y from 0 to rows - 1, become a map.
+        """Make axes a map, with a cell at every whole number: x from 0 to columns - 1, y from 0 to rows - 1.
 
-        edges: where columns begin and end, [columns + 1] values of x that grow, where they are not one unit wide.
-        A map whose axes are not visible, or that has no cells, is not found by `cell`.
+        edges: where columns begin and end, [columns + 1] increasing values of x; default: they are one unit wide.
+        `cell` ignores a map whose axes are not visible, or that has no cells.
         """
         self._maps[name] = ax, rows, columns
         self._edges[name] = np.arange(columns + 1) - 0.5 if edges is None else np.asarray(edges)
@@ -121,7 +121,7 @@ class Canvas:
         return {name: (rows, columns) for name, (ax, rows, columns) in self._maps.items() if ax.get_visible()}
 
     def cell(self, x: float, y: float) -> Cell | None:
-        """The cell at a place, given as fractions of the picture's width and height from its upper left corner."""
+        """Return the cell at a place: fractions of the picture's width and height from its upper left corner."""
         width, height = self.pixels
         for name, (rows, columns) in self.maps.items():
             ax, *_ = self._maps[name]
@@ -134,7 +134,7 @@ class Canvas:
         return None
 
     def box(self, name: str, row: int | None = None, column: int | None = None) -> Box:
-        """Where a cell lies; a whole row or column, or the whole map, where the other is None."""
+        """Return the place of a cell; of a row, a column or the map where the column, the row or both are None."""
         ax, rows, columns = self._maps[name]
         edges = self._edges[name]
         first = edges[0 if column is None else column], (0 if row is None else row) - 0.5
@@ -142,11 +142,11 @@ class Canvas:
         corners = ax.transData.transform([first, last])
         (left, bottom), (right, top) = corners.min(0), corners.max(0)
         width, height = self.pixels
-        found = left / width, 1 - top / height, (right - left) / width, (top - bottom) / height
-        return tuple(float(x) for x in found)
+        box = left / width, 1 - top / height, (right - left) / width, (top - bottom) / height
+        return tuple(float(x) for x in box)
 
     def rgba(self) -> np.ndarray:
-        """The picture as [height, width, 4] bytes, valid until the next call."""
+        """Return the picture as [height, width, 4] bytes, valid until the next call."""
         with style.context():  # ticks made while drawing take their look from it
             if self._background is None:
                 for text in self.figure.findobj(Text):
@@ -165,7 +165,7 @@ class Canvas:
         return np.asarray(self._agg.buffer_rgba())
 
     def _drawn(self, artist: Artist):
-        """Draw a label; its pixels, or None where it has none."""
+        """Draw a label and return its pixels, None if it has none."""
         if isinstance(artist, Text):
             style.readable(artist)
         self.figure.draw_artist(artist)
@@ -176,10 +176,10 @@ class Canvas:
         return box and self._agg.copy_from_bbox(box)
 
     def png(self, density: int = 1) -> bytes:
-        """The picture as PNG; quick rather than small.
+        """Return the picture as PNG; quick rather than small.
 
-        density: dots for each of `pixels`, across and down. More than one, for a fine screen, is drawn from the ground
-        up: several times the cost of a redraw.
+        density: dots for each of `pixels`, across and down. More than one, for a fine screen, redraws everything, which
+        takes several times as long.
         """
         if density == 1:
             return _png(self.rgba())
@@ -197,11 +197,11 @@ class Canvas:
         return self.png()
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
-        """Nothing beside the PNG but what is to be known of it."""
+        """Return no data beside the PNG, and its metadata."""
         return {}, dict(FOR_LIGHT)
 
     def __repr__(self) -> str:
-        """What it shows, in the words of its titles, axes and legends: for those who do not see it."""
+        """Describe the picture by its titles, axes and legends, for those who do not see it."""
         parts = []
         for ax in self.figure.axes:
             titles = (ax.get_title(loc=place) for place in ("left", "center", "right"))
@@ -209,15 +209,15 @@ class Canvas:
             legend = ax.get_legend()
             lines = ", ".join(text.get_text() for text in legend.get_texts()) if legend else ""
             parts.append(": ".join(filter(None, (*titles, axes, lines))))
-        said = "; ".join(dict.fromkeys(filter(None, parts))).replace("$", "").replace("\n", " ")
-        return say("picture of {what}").format(what=said) if said else say("picture")
+        words = "; ".join(dict.fromkeys(filter(None, parts))).replace("$", "").replace("\n", " ")
+        return say("picture of {what}").format(what=words) if words else say("picture")
 
 
 def _png(rgba: np.ndarray) -> bytes:
-    """PNG of [height, width, 4] bytes, without alpha and with unfiltered rows.
+    """Return [height, width, 4] bytes as PNG, without alpha and with unfiltered rows.
 
-    Libraries choose a filter for every row, which takes three times as long, to write and to read, and gains nothing
-    for figures: most of one is the same colour as its neighbour.
+    Libraries choose a filter for every row. That takes three times as long, to write and to read, and gains nothing
+    for figures, in which most pixels have the colour of their neighbours.
     """
     height, width, _ = rgba.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)

@@ -35,7 +35,7 @@ class _Cells(Artist):
 class HeatMap:
     """Cells of `ax`, row 0 on top, one unit a cell with its index at the centre.
 
-    values given to `update` are coloured between vmin and vmax; finite values beyond keep the end's colour.
+    `update` colours values between vmin and vmax; finite values beyond take the end's colour.
     rows_vary: another number of rows redraws the row axis alone, not the whole figure.
     name: its cells can be pointed at under this name (`Canvas.cell`).
     NaN and infinities are drawn at least `LEAST` pixels wide and high, over their neighbours where cells are smaller.
@@ -67,11 +67,11 @@ class HeatMap:
             canvas.labels(ax.yaxis)
 
     def colorbar(self, cax: Axes, label: str, **kwargs) -> Colorbar:
-        """A scale of the colours in axes of its own."""
+        """Add a scale of the colours in axes of its own."""
         return self.canvas.figure.colorbar(self.colours, cax=cax, label=label, **kwargs)
 
     def update(self, values: np.ndarray, empty: np.ndarray | None = None, finite: np.ndarray | None = None) -> None:
-        """Show values [rows, columns]; cells where `empty` is true hold nothing, where `finite`: a number unknown.
+        """Show values [rows, columns]. Cells where `empty` is true hold nothing, where `finite` an unknown number.
 
         A matrix with more cells than pixels is pooled: each pixel shows the largest value under it, and is hatched if
         any cell under it is non-finite, so that a single bad row cannot be lost.
@@ -109,7 +109,7 @@ class HeatMap:
                 self._hatched[kind].set_path(outline(mask, scale, thinnest(self.ax)))
 
     def _coloured(self, values: np.ndarray) -> np.ndarray:
-        """Finite values as [rows, columns, 4] bytes."""
+        """Return the colours of finite values as [rows, columns, 4] bytes."""
         low, high = self.colours.get_clim()
         with np.errstate(over="ignore"):  # of a value far beyond the scale
             place = (values - low) / (high - low)
@@ -121,7 +121,7 @@ class HeatMap:
 
 
 def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
-    """The largest of each run of cells along `axis`, so that at most `most` remain."""
+    """Return the largest of each run of cells along `axis`, so that at most `most` remain."""
     if x.shape[axis] <= most:
         return x
     starts = np.unique(np.linspace(0, x.shape[axis], most, endpoint=False).astype(int))
@@ -129,13 +129,13 @@ def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
 
 
 def thinnest(ax: Axes) -> np.ndarray:
-    """`LEAST` pixels across and down, in units of the axes."""
+    """Return `LEAST` pixels across and down, in units of the axes."""
     (left, bottom), (right, top) = ax.transData.inverted().transform([(0, 0), (LEAST, LEAST)])
     return np.abs([right - left, top - bottom])
 
 
 def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
-    """One path around the true cells, as a rectangle for each run along a row.
+    """Return one path around the true cells, as a rectangle for each run along a row.
 
     Areas thinner than `least` are widened to it about their middle; the corners of larger ones stay as they are.
     scale: how wide and how high a cell is; all in units of the axes.
@@ -158,8 +158,8 @@ def boxes(left: np.ndarray, right: np.ndarray, low: np.ndarray, high: np.ndarray
 
 
 def _extent(mask: np.ndarray) -> np.ndarray:
-    """Cells across and down, [2, runs], of the area around each run along a row: the largest that its cells reach by
-    going down or up and then along a row."""
+    """Return the cells across and down, [2, runs], of the area around each run along a row: the largest that its cells
+    reach by going down or up and then along a row."""
     along, down = _runs(mask), _runs(mask.T).T
     cells = along[mask] - 1, down[mask] - 1
     widths, heights = (np.bincount(runs) for runs in cells)

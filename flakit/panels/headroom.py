@@ -155,11 +155,11 @@ class Headroom(Panel):
 
     def script(self, *, chunk, block, times, **_) -> str:
         w = repr(self._path) if self._path else "w"
-        given = "" if self._path else f"# {WORDS['given']}\n"
+        comment = "" if self._path else f"# {WORDS['given']}\n"
         return f"""import flakit
 
-{given}found = flakit.headroom({w}, {self.op!r}, {chunk}, block={block}).times({times})
-print(found)
+{comment}headroom = flakit.headroom({w}, {self.op!r}, {chunk}, block={block}).times({times})
+print(headroom)
 """
 
 

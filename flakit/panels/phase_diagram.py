@@ -227,8 +227,8 @@ def setting(decay, {against}):
 
 def measure(decay, {against}):
     x, how = setting(decay, {against})
-    found, exact = anchor.run(x, {scheme!r}, **how).tensors, truth({op!r}, x, recurrence=False)
-    return {{name: (found[name], exact[name]) for name in names}}
+    computed, exact = anchor.run(x, {scheme!r}, **how).tensors, truth({op!r}, x, recurrence=False)
+    return {{name: (computed[name], exact[name]) for name in names}}
 
 
 {against}s = {rows}

@@ -241,7 +241,9 @@ class Growth(Drawing, words=WORDS["growth"]):
         return f"{began} {self.words.say('lost', S=S, D=D, dw=dw)}"
 
     def arithmetic(self, shown: GrowthShown, cell: Cell) -> str:
-        t, said = cell.column, []
-        for name, sizes in shown.sizes.items():
-            said.append(self.words.say("size" if shown.finite[name][t] else "beyond", size=sizes[t], name=name))
-        return self.words.say("token", t=t, sizes=listed(said))
+        t = cell.column
+        sizes = [
+            self.words.say("size" if shown.finite[name][t] else "beyond", size=along[t], name=name)
+            for name, along in shown.sizes.items()
+        ]
+        return self.words.say("token", t=t, sizes=listed(sizes))

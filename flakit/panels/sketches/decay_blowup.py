@@ -103,9 +103,9 @@ from flakit.cases import anchor
 scheme = replace(anchor.SCHEMES["first-row"], left={anchor} - 1)  # a row of gi is the place behind it
 x = flakit.inputs("rwkv6", B=128, T=128, H=1, K=2, decay=0.0)
 x["w"][range(128), range(128)] = -500.0  # a sequence for each position
-found = anchor.run(x, scheme).non_finite
+lost = anchor.run(x, scheme).non_finite
 for name in ("o", "dr", "dk", "dv", "dw"):
-    print(name, "is lost at", found[name].flatten(1).any(1).nonzero().flatten().tolist())
+    print(name, "is lost at", lost[name].flatten(1).any(1).nonzero().flatten().tolist())
 """,
     ),
 }

@@ -45,8 +45,8 @@ SKETCHES = {
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 
 memory = torch.outer(DOOR, CLOSED) + torch.outer(LAMP, ON)
-found = DOOR @ memory
-memory = memory - {alpha} * torch.outer(DOOR, found) + torch.outer(DOOR, OPEN)
+answer = DOOR @ memory
+memory = memory - {alpha} * torch.outer(DOOR, answer) + torch.outer(DOOR, OPEN)
 print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
 """,
     ),

@@ -52,9 +52,9 @@ from flakit.numerics.pieces import in_pieces
 
 x = flakit.inputs({op}, T=96, H=2, K=16)
 exact = truth({op}, x, recurrence=False)
-found = evaluate(in_pieces({op}, [48], handed={handed}), x)
+results = evaluate(in_pieces({op}, [48], handed={handed}), x)
 for name in exact:
-    print(f"{{name:12}} off by {{relative_l2(found[name], exact[name]):.1e}}")
+    print(f"{{name:12}} off by {{relative_l2(results[name], exact[name]):.1e}}")
 """,
     ),
 }
