@@ -49,7 +49,7 @@ def test_what_does_not_move_is_drawn_anew_only_when_stale():
 
 def test_png_holds_the_pixels():
     canvas, *_ = line([1, 2, 3])
-    picture = Image.open(io.BytesIO(canvas.png()))
+    picture = opened(canvas.png())
     assert picture.size == canvas.pixels == (300, 200)
     assert (np.asarray(picture) == canvas.rgba()[..., :3]).all()
 

@@ -36,11 +36,8 @@ def alt(panel):
     return panel.picture.alt
 
 
-def test_every_slider_has_a_label(panel):
+def test_every_slider_has_a_label_and_show_names_those_on_view(panel):
     assert [knob.description for knob in panel.knobs.values()] == ["decay", "step", "seed"]
-
-
-def test_show_names_the_knobs_on_view():
     assert on_view(infinity(show=("step",))) == ["step"]
 
 
