@@ -68,9 +68,7 @@ class Headroom(Panel):
         self._w, self._path = w, str(w) if isinstance(w, (str, Path)) else None
         if self._path:
             self._w = read(w)
-        self._measured = functools.lru_cache(maxsize=16)(
-            lambda chunk, block: case.headroom(self._w, self.op, chunk, block=block)
-        )
+        self._measured = functools.lru_cache(maxsize=16)(functools.partial(case.headroom, self._w))
         first = case.headroom(self._w, op, settings.get("chunk", 64), block=settings.get("block", 16))
         self.op, self.kernels = first.op, case.kernels(first.op)
         dtypes = [str(dtype).removeprefix("torch.") for dtype in LN_MAX]
@@ -87,7 +85,7 @@ class Headroom(Panel):
         super().__init__(controls, settings, alt=WORDS["alt"], show=show)
 
     def compute(self, chunk, block, times, dtype, layer=ALL, **_):
-        measured = self._measured(chunk, block).times(times)
+        measured = self._measured(self.op, chunk, block=block).times(times)
         dtype = getattr(torch, dtype)
         margins = [measured.margin(kernel, dtype, None if layer == ALL else layer) for kernel in self.kernels]
         return measured, margins, [measured.uniform(kernel, dtype) for kernel in self.kernels]

@@ -233,8 +233,7 @@ class StateStepper(Panel):
         names = [name for name in names if name not in derived]
         grow = f"x[{which!r}] = -x[{which!r}]  # {WORDS['comment']}\n"
         grow = grow if profile == GROWING else ""
-        sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
-        sizes = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(op, T, K, V, M).items())
         step = t if direction == "forward" else 2 * T - 1 - t
         return f"""import torch
 from flakit.numerics.evaluate import cotangents
@@ -257,8 +256,7 @@ for name in {names!r}:
 def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[Frame]]:
     """Return the frames of both passes. Inputs of other dtypes are the same float64 numbers, rounded."""
     of = OPERATORS[op]
-    sizes = {"T": T, "H": 1, "K": K, "V": V, **_slots(op, M)}
-    x = inputs(op, **sizes, decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
+    x = inputs(op, **_sizes(op, T, K, V, M), decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
     if profile == GROWING:
         x[of.decay] = -x[of.decay]
     do, _ = cotangents(op, x)
@@ -267,9 +265,9 @@ def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[F
     return frames(SCENES[op], of.reference.steps(**x, scale=scale, do=do), scale=scale, **still)
 
 
-def _slots(op: str, M: int) -> dict[str, int]:
-    """Return the sizes that only some operators have."""
-    return {"M": M} if "M" in OPERATORS[op].sizes else {}
+def _sizes(op: str, T: int, K: int, V: int, M: int) -> dict[str, int]:
+    """Return the sizes of an operator's inputs; only some have slots."""
+    return {"T": T, "H": 1, "K": K, "V": V} | ({"M": M} if "M" in OPERATORS[op].sizes else {})
 
 
 def _rms(x: np.ndarray) -> float:

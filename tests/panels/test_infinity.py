@@ -32,10 +32,6 @@ def at(panel, decay, step):
     return panel.text
 
 
-def alt(panel):
-    return panel.picture.alt
-
-
 def test_every_slider_has_a_label_and_show_names_those_on_view(panel):
     assert [knob.description for knob in panel.knobs.values()] == ["decay", "step", "seed"]
     assert on_view(infinity(show=("step",))) == ["step"]
@@ -125,9 +121,9 @@ def test_every_step_says_and_lights_something_else(panel):
     for step in range(1, len(STEPS) + 1):
         panel.set(step=step)
         assert "[" in panel.text.splitlines()[0], "no term of the formula is lit"
-        assert f"Step {step} of {len(STEPS)}, decay -13.5" in alt(panel)
+        assert f"Step {step} of {len(STEPS)}, decay -13.5" in panel.picture.alt
         texts.add(panel.text)
-        alts.add(alt(panel))
+        alts.add(panel.picture.alt)
         pictures.add(panel.png)
     assert len(texts) == len(alts) == len(pictures) == len(STEPS)
 
@@ -182,7 +178,7 @@ def test_two_percent(panel):
     assert "a chunk of 64 at w = -1.39: 1 of 64 keys' factors is infinite, 64 of 64 rows of dr are lost" in text
     assert "Its law is 88.72/64 = 1.386." in text
     assert "From a decay w of -11.09 on (88.72/8, the chunk's length)" in text and "From -12.67 on (88.72/7" in text
-    assert "gradient dr 8 of 8" in alt(panel) and "output o 0 of 8" in alt(panel)
+    assert "gradient dr 8 of 8" in panel.picture.alt and "output o 0 of 8" in panel.picture.alt
 
 
 def test_what_each_law_costs_is_what_a_run_there_loses(panel):
