@@ -54,7 +54,7 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
 
 
-def kept_in_states(w: Tensor) -> Tensor:
+def state_variances(w: Tensor) -> Tensor:
     """Return the variance of the elements of each row of S_{t-1}, [B, T, H, K] float64, from the log decays w.
 
     For independent k and v of variance 1: c_0 = 0 and c_t = e^{2 w_{t-1}} c_{t-1} + 1, the effective number of tokens
@@ -66,8 +66,8 @@ def kept_in_states(w: Tensor) -> Tensor:
     return torch.stack(c, 1)
 
 
-def kept_in_gradients(w: Tensor, at_end: float, read: float) -> Tensor:
-    """Return the same for D_t, the gradient of S_t: `at_end` at S_T, and every later token adds `read`."""
+def gradient_variances(w: Tensor, at_end: float, read: float) -> Tensor:
+    """Return the same for D_t, the gradient of S_t, [B, T, H, K]: `at_end` at S_T; every later token adds `read`."""
     factors = (2 * w.detach().double()).exp()
     d = [torch.full_like(w[:, 0], at_end, dtype=torch.float64)]
     for t in reversed(range(1, w.shape[1])):

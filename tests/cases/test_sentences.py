@@ -7,7 +7,7 @@ from flakit.cases.registry import CASES
 
 COLUMN = {"layout": "column of (begin, end)"}
 
-SAYS = {  # by case: (a preset, or knobs beside the defaults), and a part of the sentence
+SAYS: dict[str, list[tuple]] = {  # by case: (a preset, or knobs beside the defaults), and a part of the sentence
     "backstepping": [
         ({"w": -STRONGEST}, "less than bfloat16's rounding, 0.0039. dr is off by"),
         ({}, "and bfloat16 would round by 0.0039. Nothing is NaN."),

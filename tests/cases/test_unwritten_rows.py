@@ -42,9 +42,9 @@ def test_other_laws_fail(wrong):
 def test_only_the_padding_is_wrong_and_zeros_repair_it():
     shown = case.show(tokens=60, padding=20, memory="NaN", times=1.0, zeroed=False, seed=0)
     assert shown.lost[60:].all() and not shown.lost[:60].any()
-    assert torch.equal(shown.dk[:60], case.written(60)) and shown.found.isnan().all()
+    assert torch.equal(shown.dk[:60], case.written(60)) and shown.computed.isnan().all()
     repaired = case.show(tokens=60, padding=20, memory="NaN", times=1.0, zeroed=True, seed=0)
-    assert torch.equal(repaired.found, repaired.true) and not repaired.lost.any()
+    assert torch.equal(repaired.computed, repaired.true) and not repaired.lost.any()
 
 
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])

@@ -73,7 +73,6 @@ class Anchored(NamedTuple):
     """Rows of the chunk and their tile's anchor: its row in the chunk (-1: before the chunk) and its sum n."""
 
     rows: range
-    keys: range
     row: int
     n: float
 
@@ -130,10 +129,10 @@ def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int,
         if tile.anchor is not None:
             at_start = before if products.scheme.across else 0.0
             rows, keys = (range(part.start, part.stop) for part in (tile.rows, tile.keys))
-            as_read.append(Anchored(rows, keys, tile.anchor, float(gi[tile.anchor]) if tile.anchor >= 0 else at_start))
+            as_read.append(Anchored(rows, tile.anchor, float(gi[tile.anchor]) if tile.anchor >= 0 else at_start))
             if rows != keys and not products.scheme.dyadic:
                 p = rows.start - 1
-                as_meant.append(Anchored(rows, keys, p, float(gi[p]) if p >= 0 else 0.0))
+                as_meant.append(Anchored(rows, p, float(gi[p]) if p >= 0 else 0.0))
     read, key = pairs[index]
     exact = seen.double()[:, None] - gi.double()[None, :]
     first, last = index * chunk, min((index + 1) * chunk, T)

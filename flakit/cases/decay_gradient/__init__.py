@@ -38,7 +38,7 @@ from ...ops.common.decay import sum_after, sum_before
 from ...ops.rwkv6 import chunk_rwkv6
 from ...ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from ..knobs import Range
-from ..laws import Row, kept_in_gradients, kept_in_states, rounded
+from ..laws import Row, gradient_variances, rounded, state_variances
 from ..published import published_rwkv6
 
 FORMULAS = {
@@ -204,7 +204,7 @@ def law(w: float, T: int, rounding: str = "bfloat16") -> float:
 def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
     """Predict the same for any decays w [B, T, H, K], neglecting the transient of the first tokens.
 
-    With c and d the variances of a row of S_{t-1} and of D_t (`laws.kept_in_states`, `kept_in_gradients`), r dr has
+    With c and d the variances of a row of S_{t-1} and of D_t (`laws.state_variances`, `gradient_variances`), r dr has
     variance c, k dk variance d, and dw_t variance e^{2w} c d, all times scale^2 V.
     """
     noise, true = _noise_and_size(w, rounding)
@@ -213,7 +213,7 @@ def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
 
 def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
     """Return the variances of dw's noise and of dw, divided by scale^2 V, [B, T, H, K] float64."""
-    c, d = kept_in_states(w), kept_in_gradients(w, 0.0, 1.0)
+    c, d = state_variances(w), gradient_variances(w, 0.0, 1.0)
     later = (c + d).flip(1).cumsum(1).flip(1) - c
     return 4.0 ** -ROUNDINGS[rounding] / 6 * later, (2 * w.double()).exp() * c * d
 

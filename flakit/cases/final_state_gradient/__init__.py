@@ -27,7 +27,7 @@ from ...numerics.inputs import inputs as make_inputs
 from ...numerics.operators import Operator, operator
 from ...ops.common.decay import sum_after
 from ..knobs import DECAY, Range
-from ..laws import Row, kept_in_gradients, kept_in_states
+from ..laws import Row, gradient_variances, state_variances
 
 ON = ("o", "state", "both")
 GRAD_SEED = 1000  # unlike any input seed: the law assumes incoming gradients independent of the inputs
@@ -102,7 +102,7 @@ def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -
     one_of("on", on, ON)
     w, u = inputs["w"], inputs["u"].detach().double()
     scale = operator("rwkv6").scale(inputs)
-    a, b, c = kept_in_gradients(w, 1.0, 0.0), kept_in_gradients(w, 0.0, scale**2), _carried(w)
+    a, b, c = gradient_variances(w, 1.0, 0.0), gradient_variances(w, 0.0, scale**2), _carried(w)
 
     def share(lost: Tensor, rest: Tensor) -> float:
         if not fault or on == "o":
@@ -116,7 +116,7 @@ def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -
 
 def _carried(w: Tensor) -> Tensor:
     """Return the variance of a row of e^{w_t} S_{t-1}."""
-    return (2 * w.detach().double()).exp() * kept_in_states(w)
+    return (2 * w.detach().double()).exp() * state_variances(w)
 
 
 WITHIN = {"dk": 0.1, "dv": 0.1, "dw": 0.2}
@@ -133,7 +133,7 @@ def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
     def scatter(p: Tensor) -> float:
         return 3 * ((p / p.sum()).square().sum() / 2).sqrt().nan_to_num(0).item()
 
-    a = kept_in_gradients(inputs["w"], 1.0, 0.0)
+    a = gradient_variances(inputs["w"], 1.0, 0.0)
     lost = {"dk": a, "dv": a, "dw": _carried(inputs["w"]) * a}
     return {name: max(WITHIN[name], scatter(p)) for name, p in lost.items()}
 

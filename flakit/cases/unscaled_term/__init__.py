@@ -83,7 +83,6 @@ class Shown:
     got: Tensor
     """The actual gradient of the term."""
     scale: float
-    way: str
 
     @property
     def left(self) -> float:
@@ -105,7 +104,7 @@ def show(*, scale: float, way: str, seed: int) -> Shown:
     total = gradient(scale * with_term(cross_entropy(logits, targets), logits, way)) / scale
     largest, at = logits.detach().max(-1, keepdim=True)
     parts = (alone, pull(logits.detach()), total - alone)
-    return Shown(largest[:, 0], *(part.gather(-1, at)[:, 0] for part in parts), scale, way)
+    return Shown(largest[:, 0], *(part.gather(-1, at)[:, 0] for part in parts), scale)
 
 
 def at(

@@ -82,7 +82,7 @@ class Shown:
     """[rows, CHANNELS]"""
     tokens: int
     """Number of rows that belong to a sequence."""
-    found: Tensor
+    computed: Tensor
     """dW [CHANNELS, CHANNELS] of all rows."""
     true: Tensor
     """dW of the sequences' rows."""
@@ -95,7 +95,7 @@ class Shown:
     @property
     def error(self) -> float:
         """Relative L2 error of dW, inf if it is NaN."""
-        error = ((self.found - self.true).norm() / self.true.norm()).item()
+        error = ((self.computed - self.true).norm() / self.true.norm()).item()
         return math.inf if math.isnan(error) else error
 
 

@@ -18,7 +18,7 @@ WORDS = Words() | {
     "gradient of the weight as it should be and as it is",
     "dk": "dk as it comes back: the sequences, then the padding",
     "true": "dW of the sequences",
-    "found": "dW of all rows",
+    "computed": "dW of all rows",
     "row t": "row t",
     "channel": "channel",
     "input": "input",
@@ -54,7 +54,7 @@ class Picture(Drawing):
             self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=WORDS["channel"],
             columns=WORDS["row t"],
         )  # fmt: skip
-        maps = {name: Map(WORDS[name], signed()) for name in ("true", "found")}
+        maps = {name: Map(WORDS[name], signed()) for name in ("true", "computed")}
         self._weights = Maps(
             self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=WORDS["input"],
             columns=WORDS["channel"],
@@ -65,7 +65,7 @@ class Picture(Drawing):
     def update(self, shown: Shown) -> None:
         size, weight = 3 * shown.dk[: shown.tokens].square().mean().sqrt(), 3 * shown.true.square().mean().sqrt()
         self._rows.update({"scaled": shown.dk / size, "lost": shown.lost})
-        self._weights.update({"true": shown.true / weight, "found": shown.found / weight})
+        self._weights.update({"true": shown.true / weight, "computed": shown.computed / weight})
 
     def say(self, shown: Shown) -> str:
         padding = len(shown.dk) - shown.tokens
@@ -81,4 +81,4 @@ class Picture(Drawing):
             whose = WORDS["sequence"] if t < shown.tokens else WORDS["nobody"]
             return WORDS.say("cell", t=t, c=c, value=shown.dk[t, c], whose=whose)
         i, c = cell.row, cell.column
-        return WORDS.say("weight", i=i, c=c, found=shown.found[i, c], true=shown.true[i, c])
+        return WORDS.say("weight", i=i, c=c, found=shown.computed[i, c], true=shown.true[i, c])
