@@ -23,8 +23,7 @@ from flakit.panels.sketches import SKETCHES
 from tests.language.test_panels import PANELS
 
 SOURCES = [path for kind in ("py", "js", "css") for path in Path(flakit.__file__).parent.rglob(f"*.{kind}")]
-SLOW = ("kernel_trace", "lost_digits", "anomaly", "gradient_accumulation")
-QUICK = [name for name in PANELS if name in SKETCHES or name in ("masking", "clamping", "state_stepper", "diagnosis")]
+QUICK = [name for name in PANELS if name in SKETCHES or name in ("masking", "clamping", "state_stepper", "diagnose")]
 
 
 @functools.cache
