@@ -63,9 +63,9 @@ def _describe_once(interpreter, core) -> None:
     def new(cls, element_ty, shape):
         key = element_ty.name, getattr(element_ty, "address_space", None), *shape
         if key not in types:
-            made = object.__new__(cls)
-            describe(made, element_ty, shape)  # which may refuse the shape
-            types[key] = made
+            block = object.__new__(cls)
+            describe(block, element_ty, shape)  # which may refuse the shape
+            types[key] = block
         return types[key]
 
     def init(self, handle, type):
@@ -132,13 +132,13 @@ def _store_directly(interpreter) -> None:
             check(self)
 
     def binary_op(self, lhs, rhs, op):
-        found, type = op(lhs.data, rhs.data), lhs.dtype.scalar
-        return Handle(found.astype(numpys(type)) if found.itemsize > most(type) else found, type)
+        result, type = op(lhs.data, rhs.data), lhs.dtype.scalar
+        return Handle(result.astype(numpys(type)) if result.itemsize > most(type) else result, type)
 
     def create_splat(self, ret_ty, arg):
-        found = numpy.empty(_sides(ret_ty), numpys(arg.dtype))
-        found[...] = arg.data
-        return Handle(found, arg.dtype.scalar)
+        result = numpy.empty(_sides(ret_ty), numpys(arg.dtype))
+        result[...] = arg.data
+        return Handle(result, arg.dtype.scalar)
 
     def create_expand_dims(self, arg, axis):
         return Handle(arg.data[(slice(None),) * axis + (None,)], arg.dtype.scalar)
@@ -175,10 +175,10 @@ def _shape_once(semantic, core) -> None:
                 return (lhs, filled) if x.is_block() else (filled, rhs)
             return broadcast(self, lhs, rhs)
         if (id(x), id(y)) not in met:
-            found = broadcast(self, lhs, rhs)
+            pair = broadcast(self, lhs, rhs)
             alike = len(_sides(x)) == len(_sides(y))
-            met[id(x), id(y)] = (x, y, *(each.type for each in found)) if alike else None
-            return found
+            met[id(x), id(y)] = (x, y, *(each.type for each in pair)) if alike else None
+            return pair
         known = met[id(x), id(y)]
         if known is None:
             return broadcast(self, lhs, rhs)

@@ -42,15 +42,15 @@ def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         if hasattr(item, "callspec") and not item.get_closest_marker("full"):
             place = next((name for name in ("interpret", "gpu") if item.get_closest_marker(name)), None)
             cases[item.nodeid.partition("[")[0], place].append(item)
-    found, turns = [], defaultdict(count)
+    out, turns = [], defaultdict(count)
     for (test, place), beside in cases.items():
         rows = [_row(item) for item in beside]
         combined = sum(len(set(values)) > 1 for values in zip(*(row.values() for row in rows), strict=True)) > 1
         few = each_value_once(rows, seed=test)
         if place == "interpret" and combined:
             few = [few[next(turns[test.partition("::")[0]]) % len(few)]]
-        found += [item for n, item in enumerate(beside) if n not in few]
-    return found
+        out += [item for n, item in enumerate(beside) if n not in few]
+    return out
 
 
 def _row(item: pytest.Item) -> Row:

@@ -56,28 +56,28 @@ MEASURE = """panel => {
 def measured(page, size):
     """Every panel on the page, at a size of the window."""
     page.set_viewport_size({"width": size[0], "height": size[1]})
-    found = []
+    measurements = []
     for panel in page.locator(".jp-OutputArea .flakit-panel").all():
         panel.scroll_into_view_if_needed()
         with contextlib.suppress(TimeoutError):  # what is wrong then is said with the rest
             page.wait_for_function(LAID_OUT, arg=panel.element_handle(), timeout=60_000, polling=50)
         lab.Panel(page, panel).settle(quiet=300)
-        found.append(panel.evaluate(MEASURE))
-    return found
+        measurements.append(panel.evaluate(MEASURE))
+    return measurements
 
 
-def faults(found, size):
+def faults(panel, size):
     """What is wrong with a panel as a person sees it; the readout may stand beside the picture."""
-    knobs, readout, picture, buttons = found["order"]
+    knobs, readout, picture, buttons = panel["order"]
     wrong = {
-        f"{found['height']:.0f} pixels high": found["height"] > SCREENS[size],
-        "scrolls sideways": found["sideways"] > 0,
-        f"picture shrunk to {found['shrunk']:.0%}": found["shrunk"] < 0.95,
-        "picture without words": len(found["alt"]) < 40,
-        f"words cut off: {', '.join(found['cut'])}": found["cut"],
-        "a slider without a name": not all(found["sliders"]),
+        f"{panel['height']:.0f} pixels high": panel["height"] > SCREENS[size],
+        "scrolls sideways": panel["sideways"] > 0,
+        f"picture shrunk to {panel['shrunk']:.0%}": panel["shrunk"] < 0.95,
+        "picture without words": len(panel["alt"]) < 40,
+        f"words cut off: {', '.join(panel['cut'])}": panel["cut"],
+        "a slider without a name": not all(panel["sliders"]),
         "not knobs, readout, picture, buttons": not (knobs < readout <= picture < buttons or knobs < picture < buttons),
-        "no readout": not found["readout"].strip(),
+        "no readout": not panel["readout"].strip(),
     }
     return [fault for fault, there in wrong.items() if there]
 
@@ -89,10 +89,10 @@ def check(page, record_property):
     for size in SCREENS:
         panels = measured(page, size)
         assert panels, "the notebook shows no panel"
-        for n, found in enumerate(panels):
-            where = f"{found['name']} ({n}), {size[0]} x {size[1]}"
-            heights[where] = round(found["height"])
-            if faults(found, size):
-                wrong[where] = faults(found, size)
+        for n, panel in enumerate(panels):
+            where = f"{panel['name']} ({n}), {size[0]} x {size[1]}"
+            heights[where] = round(panel["height"])
+            if faults(panel, size):
+                wrong[where] = faults(panel, size)
     record_property("heights", json.dumps(heights))
     assert not wrong, wrong

@@ -57,10 +57,10 @@ def in_a_page(browser, path):
     from tests.site.test_compute import Page, write
 
     with tempfile.TemporaryDirectory() as home:
-        made, folder = Path(home) / "made", Path(home) / "site"
-        if why := computed.build(made):
+        models, folder = Path(home) / "models", Path(home) / "site"
+        if why := computed.build(models):
             sys.exit(f"pages do not compute: {why}")
-        write(folder, made)
+        write(folder, models)
         tab = browser.new_page(viewport={"width": 900, "height": 1000})
         tab.goto((folder / "sketch.html").as_uri())
         tab.locator(".flakit-live[data-frame]").first.wait_for()

@@ -89,13 +89,13 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
 
 
 def _pytest(options: argparse.Namespace, of_pytest: list[str], root: Path, files: list[str]) -> None:
-    given = [f"--rootdir={root}", "-p", "tests.gpu.recording", "-q", "--tb=short", "--durations=20"]
-    given += ["-p", "no:cacheprovider", "-n", str(options.n), "--dist=loadscope", "--continue-on-collection-errors"]
-    given += ["-k", options.only] if options.only else []
+    arguments = [f"--rootdir={root}", "-p", "tests.gpu.recording", "-q", "--tb=short", "--durations=20"]
+    arguments += ["-p", "no:cacheprovider", "-n", str(options.n), "--dist=loadscope", "--continue-on-collection-errors"]
+    arguments += ["-k", options.only] if options.only else []
     os.chdir(root)
     os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # of each instruction: a twentieth of the time to compile
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")  # no test on a GPU reads what a kernel was on the way
-    pytest.main([*given, *of_pytest, *files])
+    pytest.main([*arguments, *of_pytest, *files])
 
 
 def _stop_after(seconds: int) -> None:
@@ -133,14 +133,14 @@ def _told(file: Path, card: str, keys: Mapping[str, str]) -> int:
 
 def commit(root: Path) -> str:
     """The commit that is checked out, with a + where the files are no longer its; "?" where git does not say."""
-    said = []
+    outputs = []
     for words in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain"]):
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True)
         if done.returncode:
             return "?"
-        said.append(done.stdout.strip())
-    found, changed = said
-    return found + "+" * bool([line for line in changed.splitlines() if not line.endswith(results.FILE.name)])
+        outputs.append(done.stdout.strip())
+    sha, changed = outputs
+    return sha + "+" * bool([line for line in changed.splitlines() if not line.endswith(results.FILE.name)])
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
                 seconds = RUN["expected"].get(file, [])[place : place + 1]
                 wanted.setdefault(_piece(item, numbers), []).append((item, letter, seconds[0] if seconds else None))
     # Pieces whole: the first in need of a run, then the longest; what has no time yet counts as long.
-    ordered = sorted(wanted.items(), key=lambda found: (min(_turn(x[1]) for x in found[1]), -_length(found[1])))
+    ordered = sorted(wanted.items(), key=lambda piece: (min(_turn(x[1]) for x in piece[1]), -_length(piece[1])))
     chosen = [item for _, tests in ordered for item, _, _ in tests]
     pieces = {item.nodeid: piece for piece, tests in ordered for item, _, _ in tests}
     if not (FOLDER / "names.json").exists():
@@ -108,8 +108,8 @@ def _compile_once() -> None:
 
     def compile_alone(src, target=None, options=None, **more):
         source = src if isinstance(src, str) else src.hash()
-        said = f"{source} {target} {sorted((options or {}).items())}"
-        with (FOLDER / hashlib.sha256(said.encode()).hexdigest()).open("w") as lock:
+        call = f"{source} {target} {sorted((options or {}).items())}"
+        with (FOLDER / hashlib.sha256(call.encode()).hexdigest()).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -188,8 +188,8 @@ class Keeper:
         """At the names, once they are there; what was run of a file that has changed since counts no more."""
         if self.names or not (FOLDER / "names.json").exists():
             return
-        found = json.loads((FOLDER / "names.json").read_text())
-        self.names, self.pieces = found["names"], found["pieces"]
+        collected = json.loads((FOLDER / "names.json").read_text())
+        self.names, self.pieces = collected["names"], collected["pieces"]
         for file, names in self.names.items():
             known = RUN["known"].get(file, "")
             self.each[file] = list(known) if len(known) == len(names) else [results.NOT_RUN] * len(names)

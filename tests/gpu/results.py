@@ -39,8 +39,8 @@ def row(
     """One row. ran: the card, the versions, the commit and the day."""
     counts = {name: each.count(letter) for name, letter in COUNTED.items()}
     of = {name: ran[name] for name in ("commit", "date", "torch", "triton")}
-    found = {"key": key, "each": each, "failing": list(failing), "seconds": list(seconds)}
-    return {"card": ran["card"], "file": file, **counts, **of, **found}
+    outcome = {"key": key, "each": each, "failing": list(failing), "seconds": list(seconds)}
+    return {"card": ran["card"], "file": file, **counts, **of, **outcome}
 
 
 def spent(row: Mapping) -> float:
@@ -55,8 +55,8 @@ def green(row: Mapping) -> bool:
 
 def of_today(row: Mapping, root: Path = sources.ROOT) -> bool:
     """Whether the row is of the code that is here."""
-    found = root / row["file"]
-    return found.is_file() and row["key"] == key(row["file"], row, root)
+    path = root / row["file"]
+    return path.is_file() and row["key"] == key(row["file"], row, root)
 
 
 def key(file: str, ran: Mapping[str, str], root: Path = sources.ROOT) -> str:

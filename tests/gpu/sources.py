@@ -24,17 +24,17 @@ PACKAGES = "flakit", "tests"
 
 def test_files(root: Path = ROOT) -> list[str]:
     """The files with GPU tests: those that mark a test `gpu`, or import a module that marks its parameters so."""
-    found = sorted((root / "tests").rglob("test_*.py"))
+    files = sorted((root / "tests").rglob("test_*.py"))
     marking = {path for path in (root / "tests").rglob("*.py") if _marks(path)}
-    return [path.relative_to(root).as_posix() for path in found if marking & _reached(root, [path])]
+    return [path.relative_to(root).as_posix() for path in files if marking & _reached(root, [path])]
 
 
 def key(file: str, *versions: str, root: Path = ROOT) -> str:
     """A hash of all that a test file's results follow from. versions: of what is outside, and the card."""
-    found = hashlib.sha256("\n".join(versions).encode())
+    digest = hashlib.sha256("\n".join(versions).encode())
     for path in dependencies(file, root):
-        found.update(f"\n{path.relative_to(root).as_posix()}\n{_content(path, path.stat().st_mtime_ns)}".encode())
-    return found.hexdigest()[:16]
+        digest.update(f"\n{path.relative_to(root).as_posix()}\n{_content(path, path.stat().st_mtime_ns)}".encode())
+    return digest.hexdigest()[:16]
 
 
 def dependencies(file: str, root: Path = ROOT) -> list[Path]:

@@ -18,13 +18,13 @@ BEGIN, END = "<!-- gpu tests: python -m tests.gpu.summary -->", "<!-- /gpu tests
 
 def totals(rows: Sequence[Mapping]) -> list[dict]:
     """For each card: how many tests came to what, on which commits, days and versions."""
-    found = []
+    cards = []
     for card in dict.fromkeys(row["card"] for row in rows):
         own = [row for row in rows if row["card"] == card]
         names = {name: sorted({row[name] for row in own}) for name in ("commit", "date", "torch", "triton")}
         counts = {name: sum(row[name] for row in own) for name in results.COUNTED}
-        found.append({"card": card, **counts, **{name: ", ".join(each) for name, each in names.items()}})
-    return found
+        cards.append({"card": card, **counts, **{name: ", ".join(each) for name, each in names.items()}})
+    return cards
 
 
 def _others(x: Mapping) -> str:

@@ -12,7 +12,7 @@ from flakit import language
 from flakit.course import check, predict
 from flakit.instruments.trace import trace
 from flakit.language import LANGUAGES, Words, current, label, rephrase, say, speaking, table, use
-from tests.language.words import PACKAGE, SOURCES, may_say, said, texts
+from tests.language.words import PACKAGE, SOURCES, may_say, texts, translatable
 
 FILES = sorted((PACKAGE / "language" / "zh").glob("*.json"))
 SPEAKING = [name for name in SOURCES if not name.startswith("flakit/language") and may_say(name)]
@@ -24,12 +24,12 @@ def placeholders(text):
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_every_english_word_has_a_chinese_one(name):
-    assert [text for text in said(name) if text not in table("zh")] == []
+    assert [text for text in translatable(name) if text not in table("zh")] == []
 
 
 @pytest.mark.full
 def test_no_translation_is_of_words_that_are_gone():
-    there = {text for name in SOURCES for text in (*texts(name), *said(name))}
+    there = {text for name in SOURCES for text in (*texts(name), *translatable(name))}
     assert [text for text in table("zh") if text not in there] == []
 
 

@@ -33,16 +33,16 @@ def may_say(name):
     return "WORDS" in text or "say(" in text
 
 
-def said(name):
+def translatable(name):
     """What a module says that needs a translation: its table WORDS, and what it hands to `say` as it stands."""
-    found, tree = [], _tree(name)
+    spoken, tree = [], _tree(name)
     if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS" for node in tree.body):
         module = importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-        found += leaves(module.WORDS)
+        spoken += leaves(module.WORDS)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say":
-            found += [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
-    return [text for text in dict.fromkeys(found) if needs_translation(text)]
+            spoken += [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+    return [text for text in dict.fromkeys(spoken) if needs_translation(text)]
 
 
 def texts(name):

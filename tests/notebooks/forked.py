@@ -107,8 +107,8 @@ def _fork(argv: list[str], cwd: str, env: dict[str, str]) -> _Fork:
 class Forks:
     """Starts a kernel as a fork, on Linux: what macOS imports does not survive one, and Windows has none."""
 
-    def __init__(self, **given):
-        super().__init__(**given)
+    def __init__(self, **options):
+        super().__init__(**options)
         if sys.platform == "linux":
             self.provisioner = _Forking(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self)
 

@@ -30,11 +30,11 @@ def english(path):
 
 def outdated(path):
     """The ids of cells to be translated anew: changed, new, gone or elsewhere."""
-    made = {cell.id: cell.metadata.get(KEY) for cell in read(path).cells}
+    translated = {cell.id: cell.metadata.get(KEY) for cell in read(path).cells}
     there = {cell.id: digest(cell) for cell in english(path).cells}
-    if made.keys() == there.keys() and list(made) != list(there):
-        return [one for one, other in zip(made, there, strict=True) if one != other]
-    return [name for name in {**there, **made} if made.get(name) != there.get(name)]
+    if translated.keys() == there.keys() and list(translated) != list(there):
+        return [one for one, other in zip(translated, there, strict=True) if one != other]
+    return [name for name in {**there, **translated} if translated.get(name) != there.get(name)]
 
 
 def skeleton(source):
