@@ -3,14 +3,16 @@
 Panels as JupyterLab shows them, and one as a page shows it that computes by itself.
 """
 
+import base64
 import io
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
+from docs.execute import smaller
 from docs.lessons import NOTEBOOKS, kernel_environment
 from tests.browser import lab
 
@@ -93,15 +95,9 @@ def film(shots, path):
     turn = len(frames) // 2
     long = {0: 1500, turn: 3000}
     times = [long.get(n, 500 if n < turn else 150) for n in range(len(frames))]
-    size = [max(x) for x in zip(*(frame.size for frame in frames), strict=True)]
-    frames = [_on_ground(frame, size) for frame in frames]
+    width, height = (max(sizes) for sizes in zip(*(frame.size for frame in frames), strict=True))
+    frames = [ImageOps.expand(x, (0, 0, width - x.width, height - x.height), x.getpixel((0, 0))) for x in frames]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, lossless=True, method=6)
-
-
-def _on_ground(frame, size):
-    whole = Image.new("RGB", size, frame.getpixel((0, 0)))
-    whole.paste(frame)
-    return whole
 
 
 def main():
@@ -120,9 +116,7 @@ def main():
             if name not in asked:
                 continue
             page = browser.new_page(viewport={"width": 1400, "height": 1200})
-            opened = lab.Notebook(page, url, notebook, workspace=panel)
-            opened.run_all()
-            shown = opened.panel(panel)
+            shown = lab.Notebook(page, url, notebook, workspace=panel).run_all().panel(panel)
             if "_dark" in name:
                 page.evaluate(DARK_THEME)
                 page.locator('[data-jp-theme-light="false"]').first.wait_for(state="attached")
@@ -132,11 +126,8 @@ def main():
             else:
                 move(shown)
                 page.mouse.click(5, 5)  # the slider lets go of its focus
-                shown.root.screenshot(path=FOLDER / name)
-                picture = Image.open(FOLDER / name).convert("RGB")
-                how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}  # rare colours are kept, too
-                picture = picture.quantize(256, **how)
-                picture.save(FOLDER / name, optimize=True)
+                png = smaller(base64.b64encode(shown.root.screenshot()).decode())
+                (FOLDER / name).write_bytes(base64.b64decode(png))
             print(name, f"{(FOLDER / name).stat().st_size // 1000} KB")
             page.close()
 
