@@ -69,7 +69,8 @@ def main() -> None:
         parser.error(f"models: expected some of {', '.join(MODELS)}, got {' '.join(options.models)}")
     if not torch.cuda.is_available():
         parser.error("needs a GPU, for flash-linear-attention's kernels")
-    quiet()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ["TRITON_CACHE_AUTOTUNING"] = "1"  # read when a kernel is defined: before fla is imported
     folder = tempfile.TemporaryDirectory()
     take_turns(os.environ.setdefault("FLAKIT_TUNING_LOCK", str(Path(folder.name) / "lock")))
@@ -107,11 +108,6 @@ def main() -> None:
 
 def say(text: str) -> None:
     print(f"{time.monotonic() - BEGAN:4.0f} s  {text}", flush=True)
-
-
-def quiet() -> None:
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 # --- tuning beforehand ----------------------------------------------------------------------------------------------

@@ -172,7 +172,6 @@ class Recording:
         start = self._now()
         self.start = start
         first, second = self._axes()
-        self.axes = [name for name in (first, second) if name]
         contexts, dense = [start], set()
         self._take()
         self.first = _webp(panel.png)

@@ -4,6 +4,7 @@ import html
 import inspect
 import json
 import re
+from itertools import starmap
 from pkgutil import resolve_name
 
 import typer
@@ -74,14 +75,19 @@ API = {
 """By page: its title, the words before its entries, and these by the module that has them."""
 
 
+def documented(page):
+    """{its full name: what a page of the API describes}"""
+    *_, modules = API[page]
+    names = [(module, name) for module, names in modules.items() for name in names.split()]
+    return {f"{module}.{name}": resolve_name(f"{module}:{name}") for module, name in names}
+
+
 def api():
     """{page: its markdown}"""
-    pages = {}
-    for page, (title, words, modules) in API.items():
-        names = [(module, name) for module, own in modules.items() for name in own.split()]
-        entries = "\n".join(entry(f"{module}.{name}", resolve_name(f"{module}:{name}")) for module, name in names)
-        pages[f"api/{page}.md"] = f"# {title}\n\n{words}\n\n{entries}"
-    return pages
+    return {
+        f"api/{page}.md": f"# {title}\n\n{words}\n\n" + "\n".join(starmap(entry, documented(page).items()))
+        for page, (title, words, _) in API.items()
+    }
 
 
 def casebook(head):

@@ -9,6 +9,7 @@ import pytest
 import flakit
 from docs import docstrings, notebooks
 from docs.docstrings import markdown
+from docs.tables import API, documented
 
 
 def cell(source, *outputs, **metadata):
@@ -92,27 +93,24 @@ def test_an_argument_that_is_explained_behind_another_has_a_line_of_its_own():
     )
 
 
-MODULES = {name: thing for name in flakit.__all__ if inspect.ismodule(thing := getattr(flakit, name))}
-PUBLIC = {name: getattr(flakit, name) for name in flakit.__all__ if name not in MODULES}
-PUBLIC |= {
-    f"{name}.{x}": thing
-    for name, module in MODULES.items()
-    for x, thing in vars(module).items()
-    if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not x.startswith("_")
-}
+PUBLIC = {name: thing for page in API for name, thing in documented(page).items()}
+
+
+def test_the_pages_have_all_that_flakit_offers():
+    assert {f"flakit.{name}" for name in flakit.__all__ if callable(getattr(flakit, name))} <= PUBLIC.keys()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_docstring_is_whole_on_its_page(name):
     thing = PUBLIC[name]
-    page = docstrings.entry(f"flakit.{name}", thing)
+    page = docstrings.entry(name, thing)
 
     def words(text):
         return re.findall(r"[\w^=.]+", re.sub(r"\\(.)", r"\1", text))
 
     blocks = [block for block in inspect.getdoc(thing).split("\n\n")]
     formulas = [made for block in blocks if (made := docstrings.formula(block.splitlines()))]
-    assert all(made in page for made in formulas) and bool(formulas) == name.startswith("chunk_")
+    assert all(made in page for made in formulas) and bool(formulas) == name.startswith("flakit.chunk_")
     text = "\n\n".join(block for block in blocks if not docstrings.formula(block.splitlines()))
     said = [word for word in words(text) if word not in ("Args", "Returns", "Raises")]
     shown = words(page)
