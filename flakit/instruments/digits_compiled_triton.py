@@ -387,6 +387,7 @@ def compare_compiled(trace: Trace, tiles: StoredDigits, memory: Memory) -> Itera
     for thread in threading.enumerate():
         if thread.name.startswith("flakit-compile"):
             thread.join()
+    vars(run)["rewrites"] = True  # see `runs_gluon`
     JITFunction.run = run
     try:
         yield comparison

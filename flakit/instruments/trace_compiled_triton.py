@@ -259,6 +259,7 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
             )
         return out
 
+    vars(run)["rewrites"] = True  # see `runs_gluon`
     JITFunction.run = run
     try:
         yield lambda: bool(running)

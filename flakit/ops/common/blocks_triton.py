@@ -8,12 +8,14 @@ from .kernel_triton import launched
 
 INTERPRETED = tl.constexpr(interpreted())
 
-kernel = launched("T", "L", "N", "tokens", "chunks", "parts")
-"""Decorator of launched kernels (helpers have `triton.jit`): one compiled kernel serves every length.
+LENGTHS = "T", "L", "N", "tokens", "chunks", "parts", "skipped"
+"""Parameters of kernels for whose values Triton compiles no kernel of its own.
 
-Triton would specialize integers of 1 and multiples of 16, to learn the alignment of addresses. Here the alignment
-follows from the head sizes, which are constants.
+It would specialize integers of 1 and multiples of 16, to learn the alignment of addresses. Here the alignment follows
+from the head sizes, which are constants.
 """
+kernel = launched(*LENGTHS)
+"""Decorator of launched kernels (helpers have `triton.jit`): one compiled kernel serves every length."""
 
 
 @triton.jit

@@ -6,7 +6,7 @@ take Triton's own path, and so do all launches while they are monitored.
 """
 
 import threading
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
@@ -54,8 +54,9 @@ class Turn:
 TURN = Turn()
 
 
-class _Source(ASTSource):
-    """What Triton compiles; its translation to Triton's intermediate representation ends the thread's `TURN`."""
+class Translated:
+    """A base of sources, what Triton compiles, whose translation to its intermediate representation ends the thread's
+    `TURN`."""
 
     def make_ir(self, *args):
         module = super().make_ir(*args)
@@ -63,8 +64,14 @@ class _Source(ASTSource):
         return module
 
 
+class _Source(Translated, ASTSource):
+    """The source of a Triton kernel."""
+
+
 class Kernel(JITFunction):
     """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along 1 to 3 axes."""
+
+    SOURCE: type[ASTSource] = _Source
 
     def __init__(self, function, do_not_specialize: tuple[str, ...]):
         super().__init__(function, do_not_specialize=do_not_specialize)
@@ -72,7 +79,7 @@ class Kernel(JITFunction):
 
     def create_binder(self):
         binder = super().create_binder()
-        self.ASTSource = _Source
+        self.ASTSource = self.SOURCE
         return binder
 
     def __getitem__(self, grid: tuple[int, ...]):
@@ -118,6 +125,28 @@ def _signature(args: tuple, options: dict) -> tuple | None:
         else:
             return None
     return None if addresses % 16 else (device, *signature)
+
+
+def runs_gluon(*tensors: Tensor) -> bool:
+    """Return whether kernels in Gluon, Triton's language of explicit layouts, can be launched on these tensors.
+
+    They are written for Hopper GPUs and for addresses that are multiples of 16. Tools that rewrite kernels do not know
+    Gluon; the function that they set as `JITFunction.run` has the attribute `rewrites`.
+    """
+    x = tensors[0]
+    return (
+        x.is_cuda
+        and not interpreted()
+        and _has_gluon(x.get_device())
+        and not any(x.data_ptr() % 16 for x in tensors)
+        and not getattr(JITFunction.run, "rewrites", False)
+    )
+
+
+@cache
+def _has_gluon(device: int) -> bool:
+    triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
+    return CACHED and triton_version >= (3, 6) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def launched(*do_not_specialize: str):

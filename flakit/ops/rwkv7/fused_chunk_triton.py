@@ -37,6 +37,9 @@ e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a d
 where "i after t" is t <= i for r_i and t < i for a_i.
 
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
+
+On Hopper GPUs, `backward_gluon` takes the place of the backward kernel for bfloat16 heads of 64 channels: one kernel
+walks the chunks for D and y alone, others compute the gradients of all chunks in parallel.
 """
 
 from functools import cached_property
@@ -82,6 +85,7 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
+from ..common.kernel_triton import runs_gluon
 from ..common.launch import TABLE, cdiv
 from ..common.pairs_triton import BLOCK_TOKEN, masked
 from ..common.positions_triton import locate_program
@@ -379,7 +383,7 @@ def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def _chunk_grads(
+def chunk_grads(
     r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start, end, i_h, i,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr,
@@ -516,12 +520,12 @@ def backward_kernel(
         start = begin + (count - 1 - n) * C
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
         if tl.load(mild + i) > 0:
-            b_D, passing = _chunk_grads(
+            b_D, passing = chunk_grads(
                 r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, True,
             )  # fmt: skip
         else:
-            b_D, passing = _chunk_grads(
+            b_D, passing = chunk_grads(
                 r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
             )  # fmt: skip
@@ -639,6 +643,13 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     return o, final_state, (states, units, scores, others)
 
 
+def _takes_gluon(r, w, k, v, a, b, do, *saved) -> bool:
+    """Return whether `backward_gluon` computes these gradients."""
+    inputs = r, w, k, v, a, b, do
+    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in inputs)
+    return fits and runs_gluon(*inputs, *saved)
+
+
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, units, scores, others = saved
@@ -664,9 +675,15 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
-    backward_kernel[(plan.parts * plan.H,)](
-        r, w, k, v, a, b, do, *plan.states_and_v2(states), units, scores, mild, dr, dw, dk, dv, da, db,
-        last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
-        PACKED=plan.packed, **launch_options("rwkv7.fused.backward", r),
-    )  # fmt: skip
+    inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
+    saved = *plan.states_and_v2(states), units, scores, mild
+    if _takes_gluon(*inputs, do, *saved):
+        from . import backward_gluon
+
+        backward_gluon.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
+    else:
+        backward_kernel[(plan.parts * plan.H,)](
+            *inputs, do, *saved, *grads, last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS,
+            HAS_LAST=last is not None, PACKED=plan.packed, **launch_options("rwkv7.fused.backward", r),
+        )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state
