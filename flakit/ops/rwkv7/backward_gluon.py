@@ -654,7 +654,7 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
     places = programs * chunks
     D, y = (r.new_empty(places * size.value, dtype=torch.float16) for size in (D_SIZE, Y_SIZE))
     d_units = first.new_empty(places * UNITS)
-    carried = first.new_zeros(programs * D_SIZE.value) if last is None else last.clone()
+    carried = first.new_zeros(programs * D_SIZE.value) if last is None else last.to(torch.float32, copy=True)
 
     def options(kernel: str) -> dict:
         return dict(
