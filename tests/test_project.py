@@ -91,7 +91,7 @@ LAYERS = ["language", "ops", "numerics", "figures", "cases", "instruments", "pan
 BESIDE = {"models": ["ops"], "bench": ["ops", "numerics"], "fla.py": ["ops"]}
 MAY_TRAIN = {"cases": ["models"], "panels": ["models"]}  # stories told by models in training, and one's own task
 ONLY_IN = {
-    "triton": r"(ops|cases)/.*_triton\.py|instruments/.*\.py|bench/.*\.py",
+    "triton": r"(ops|cases)/.*_(triton|gluon)\.py|instruments/.*\.py|bench/.*\.py",
     "ipywidgets": r"panels/.*\.py",
     "anywidget": r"panels/.*\.py",
     "matplotlib": r"(figures|instruments|panels)/.*\.py|cases/\w+/picture\.py",

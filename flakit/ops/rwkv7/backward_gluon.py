@@ -127,10 +127,11 @@ def store_split(s_high, s_low, x):
 
 @gluon.jit
 def unit_of(largest):
-    """Return the power of two of which `largest` has at least 2^13 and less than 2^14; at least 2^-119."""
+    """Return the power of two of which `largest` has at least 2^13 and less than 2^14; at least 2^-119. Of infinity it
+    is NaN: finite numbers beside it would be lost."""
     exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
-    exponent = gl.minimum(gl.maximum(exponent, 0x0A800000), 0x7F000000)
-    return (exponent - 0x06800000).to(gl.float32, bitcast=True)
+    unit = gl.maximum(exponent, 0x0A800000) - 0x06800000
+    return gl.where(exponent == 0x7F800000, 0x7FC00000, unit).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -658,7 +659,7 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
 
     def options(kernel: str) -> dict:
         return dict(
-            H=plan.H, PACKED=plan.packed, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv7.gluon.{kernel}", "16-bit"].maxnreg
+            H=plan.H, PACKED=plan.packed, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv7.fused.{kernel}", "16-bit"].maxnreg
         )
 
     for segment in reversed(range(segments)):
@@ -667,9 +668,9 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
             r, w, a, b, do, scores, carried, first, D, y, d_units, scale, *place, **options("chain")
         )  # fmt: skip
         grads_kernel[(programs, chunks)](
-            *inputs, do, *saved, D, y, d_units, *grads, scale, *place, **options("grads")
+            *inputs, do, *saved, D, y, d_units, *grads, scale, *place, **options("grads.mild")
         )  # fmt: skip
         steep_grads_kernel[(programs, cdiv(chunks, VISITED))](
             *inputs, do, *saved, D, d_units, *grads, scale, *place, V=plan.V, BV=CHANNELS, LEVELS=LEVELS,
-            VISITED=VISITED, PACKED=plan.packed, **launch_options("rwkv7.steep", r),
+            VISITED=VISITED, PACKED=plan.packed, **launch_options("rwkv7.fused.grads.dyadic", r),
         )  # fmt: skip
