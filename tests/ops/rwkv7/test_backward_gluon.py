@@ -90,15 +90,17 @@ def test_layouts_and_scale(device, layout):
 
 @pytest.mark.parametrize("decay", ["model", "spikes"])
 @pytest.mark.parametrize("of_v, of_do", [(100, 0), (-100, 0), (0, 100), (0, -100), (40, 40), (-40, -40), (100, -100)])
-def test_powers_of_two_scale_gradients_exactly(device, decay, of_v, of_do):
-    """Gradients are linear in do, and in v all but dv. No bit is lost with values of 1e30 or 1e-30."""
+def test_powers_of_two_scale_gradients(device, decay, of_v, of_do):
+    """Gradients are linear in do, and in v all but dv. No bit is lost with values of 1e30 or 1e-30, but on a GPU, whose
+    tensor cores drop what is below float32's smallest normal number."""
+    most = 2.0**-12 if device == "cuda" and min(of_v, of_do) == -100 else 0.0
     made, (do, _) = make(replace(SETTING, decay=decay), device)
     expected = evaluate("rwkv7", made, arriving=(do, None))
     results = evaluate("rwkv7", made | {"v": made["v"] * 2.0**of_v}, arriving=(do * 2.0**of_do, None))
     for name in GRADIENTS:
         true = expected[name].double() * 2.0 ** (of_do if name == "dv" else of_do + of_v)
         in_range = (true.abs() > 2.0**-100) & (true.abs() < 2.0**120)
-        assert torch.equal(results[name].double()[in_range], true[in_range]), name
+        assert (results[name] - true)[in_range].norm() <= most * true.norm(), name
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
