@@ -38,8 +38,10 @@ def measured(op, who="flakit", decay=None, **sizes):
 
 
 def agrees(cell, values):
-    """Whether a cell shows these values, each rounded as it is written there. A single number is the largest."""
+    """Whether a cell shows these values, each rounded as it is written there. A single number is the largest of those
+    that were measured."""
     written = re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", cell)
+    values = [value for value in values if value is not None]
     values = values if len(written) == len(values) else [max(values)]
     for number, value in zip(written, values, strict=True):
         mantissa, _, power = number.partition("e")
