@@ -1,12 +1,11 @@
-"""Triton's interpreter at a fifth of the time, to the same bits.
+"""Make Triton's interpreter five times as fast, with the same results to the bit.
 
-It replaces `tl`'s functions by its own when a kernel starts, and once more for every helper that the kernel calls,
-which finds them replaced already. It works out for each sum of integers whether it overflows, and then, unless
-debugging, looks at nothing. And for every number that a kernel makes it describes the type anew, shape and all. Here
-functions are replaced once, overflow is not looked for, and each type is described once: which type two of them come
-to, of how many bytes its numbers may be. Before every sum it asks some forty questions about which type it is computed
-in, which two operands of one type answer by themselves. What is asked of its builder is the same, which is where a
-trace looks on.
+When a kernel starts, the interpreter replaces functions of `tl` by its own, and does so again for every helper that the
+kernel calls. It checks each sum of integers for overflow and, unless debugging, ignores the result. For every tile it
+builds a new type object, and before every sum it asks some forty questions to find the type of the result.
+
+Here functions are replaced once, overflow is not checked, each type is built once, and operands of one type determine
+the result's type at once. Calls of the interpreter's builder, which traces observe, stay the same.
 """
 
 from dataclasses import replace
@@ -18,7 +17,7 @@ class _Nothing:
 
 
 def hurry() -> None:
-    """From now on, in this process; nothing where Triton is another one than this is written for."""
+    """Speed up the interpreter of this process; do nothing in a Triton whose interpreter has other parts."""
     from triton import language
     from triton.runtime import interpreter
 

@@ -2,7 +2,19 @@
 
 Compiling is deterministic, so each kernel is compiled once. The key of a row is a hash of everything that its machine
 code depends on. A launch without a row, of a changed kernel or another Triton, is compiled when a test needs it;
-`python -m tests.ops.record_compiled` brings the file up to date.
+`python -m tests.ops.record_compiled` brings the file up to date. A row, with the names of its columns:
+
+    triton        3.6.0
+    row           gsa.memory_grads.dyadic 16-bit     of the launch table
+    kernel        memory_grads_kernel+PACKED+SCALED  with the switches that are on
+    constants     H 2, G 2, M 20, C 32, …            and launch options
+    chip          90                                 compute capability
+    registers     255                                a thread
+    spilled       64                                 bytes of local memory a thread
+    shared        4096                               bytes a program
+    twice         0.103                              fraction of tile elements computed in two layouts
+    instructions  a520a42fdf9d5fa4                   hash of the PTX
+    key           8d08163db39fcdfc                   hash of all that the machine code depends on
 """
 
 import hashlib
