@@ -1,19 +1,24 @@
-"""RWKV7's backward on Hopper GPUs, in Gluon: the part of `fused_chunk_triton.backward_kernel` that is sequential, and
-the rest, which is not. `fused_chunk_triton` explains the symbols.
+"""RWKV7's backward on Hopper GPUs, in Gluon: `fused_chunk_triton.backward_kernel` split into the recurrence over chunks
+and the gradients of each chunk, which are computed in parallel. `fused_chunk_triton` explains the symbols and the terms
+"part" and "mild".
 
-`chain_kernel` walks a part of a sequence from its last chunk to its first and computes only D, the gradient of the
-state, and y. It stores both for `grads_kernel`, which computes all gradients of a mild chunk, each chunk by a program
-of its own; `steep_grads_kernel` computes those of the other chunks. To bound the memory of D and y, the kernels take
-turns on segments of a part, the last segment first.
+1. `chain_kernel` runs one program per part and head. It walks the chunks from last to first, computes only D, the
+   gradient of the state leaving each chunk, and y, and stores both.
+2. `grads_kernel` runs one program per chunk and head. It reads D and y, and computes all gradients of a mild chunk.
+3. `steep_grads_kernel` reads D, and computes all gradients of the chunks that are not mild.
 
-Gluon places tiles in registers and in shared memory as written here, which Triton's compiler would not: with this
-program, split in the same way, it is slower than the one kernel (data/tuning.md). A warp holds a band of 16 channels,
-as in `common.bands_triton`. Triton inserts the barriers, at a `wait_group` and wherever warps exchange a buffer.
+The three kernels process a part in segments, the last segment first, which bounds the memory for D and y.
 
-**Units.** D, y, the rows of F and G, k and its scores are operands in float16, with the range of float32: each is
-divided by a power of two, its unit, such that its largest element is about 2^13. Elements 2^27 times smaller still keep
-all bits of float16. The unit of D and of F and G is one for a tile; of y it is one for each channel; of k and of its
-scores it is one for each token k. What is split in two bfloat16 numbers in `fused_chunk_triton` needs no unit.
+**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory; Triton's compiler chooses its
+own. The same split written in Triton is slower than `backward_kernel` (data/tuning.md). Each warp holds a band of 16
+channels, as in `common.bands_triton`. The compiler inserts the barriers: at a `wait_group`, and wherever warps exchange
+data through a buffer.
+
+**Units.** D, y, F, G, k and the scores of k are float16 operands. To cover the range of float32, each is divided by a
+power of two, its unit, such that its largest element is in [2^13, 2^14). Elements down to 2^-27 of the largest have
+float16's full precision. D, and each of v, v2, do and y as an operand, have one unit per tile; the stored y has one per
+channel; k and its scores have one per key token. The other operands are split into two bfloat16 numbers, as in
+`fused_chunk_triton`, and need no unit.
 """
 
 import torch
@@ -31,9 +36,9 @@ from ..common.positions_triton import locate_program
 from .fused_chunk_triton import UNITS, chunk_grads
 
 NUM_WARPS = 4
-"""The layouts below are those of four warps."""
+"""Warps per program, which the layouts below assume."""
 MOST_AT_ONCE = 8192
-"""Chunks and heads whose D and y are in memory at once: 86 MB."""
+"""Chunks, summed over parts and heads, whose D and y are in memory at once: 86 MB. SHORTEST_SEGMENT may exceed it."""
 SHORTEST_SEGMENT = 8
 """Chunks in the shortest segment of a part."""
 VISITED = 16
@@ -41,7 +46,7 @@ VISITED = 16
 
 
 class _Source(Translated, GluonASTSource):
-    """What Triton compiles."""
+    """The source of a Gluon kernel, as `kernel_triton` has Triton compile it."""
 
 
 class _GluonKernel(Kernel):
@@ -63,19 +68,19 @@ A_SIZE = tl.constexpr(2 * CHUNK * CHUNK)
 UNITS_SIZE = tl.constexpr(UNITS)
 
 BAND = tl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
-"""A product with a band of 16 rows for each warp; LEFT and RIGHT are its operands."""
+"""The result of a product [64, *], 16 rows per warp; LEFT and RIGHT are its operands."""
 LEFT = tl.constexpr(gl.DotOperandLayout(0, BAND.value, 2))
 RIGHT = tl.constexpr(gl.DotOperandLayout(1, BAND.value, 2))
 ROWS = tl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-"""Rows of 64 channels as memory has them, 16 bytes a thread."""
+"""Rows of 64 channels in the order of global memory, 16 bytes of 16-bit numbers per thread."""
 SWIZZLED = tl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-"""Rows of 64 numbers of 16 bits in shared memory; rows of 32 and of 16 follow."""
+"""Swizzled rows of 64 16-bit numbers in shared memory; below, rows of 32 and of 16."""
 SWIZZLED_32 = tl.constexpr(gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))
 SWIZZLED_16 = tl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 PLAIN = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 FLAT = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 FOUR = tl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-"""All of four numbers in every thread."""
+"""A vector of 4, all of it in every thread."""
 SQUARE = tl.constexpr(gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0]))
 """A matrix [16, 16]."""
 
@@ -85,7 +90,7 @@ SQUARE = tl.constexpr(gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0]))
 
 @gluon.jit
 def truncated(x):
-    """Return the first 8 mantissa bits of float32 x as bfloat16, and the rest of x, as in `blocks_triton`."""
+    """Return float32 x truncated to bfloat16, and the remainder in float32, as in `blocks_triton`."""
     bits = x.to(gl.int32, bitcast=True)
     high = (bits & -65536).to(gl.float32, bitcast=True)
     rest = gl.inline_asm_elementwise("sub.rn.f32 $0, $1, $2;", "=f,f,f", [x, high], gl.float32, True, 1)
@@ -94,13 +99,13 @@ def truncated(x):
 
 @gluon.jit
 def to_bfloat16(x):
-    """Round float32 x to bfloat16, two numbers an instruction."""
+    """Round float32 x to bfloat16, two numbers per instruction."""
     return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], gl.bfloat16, True, 2)
 
 
 @gluon.jit
 def to_half(x):
-    """Round float32 x to float16, two numbers an instruction."""
+    """Round float32 x to float16, two numbers per instruction."""
     return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], gl.float16, True, 2)
 
 
@@ -120,6 +125,7 @@ def halves(x):
 
 @gluon.jit
 def store_split(s_high, s_low, x):
+    """Split float32 x into two bfloat16 tiles and store them in shared memory."""
     high, low = split(x)
     s_high.store(high)
     s_low.store(low)
@@ -127,8 +133,11 @@ def store_split(s_high, s_low, x):
 
 @gluon.jit
 def unit_of(largest):
-    """Return the power of two of which `largest` has at least 2^13 and less than 2^14; at least 2^-119. Of infinity it
-    is NaN: finite numbers beside it would be lost."""
+    """Return the power of two for which largest / unit is in [2^13, 2^14), but at least 2^-119.
+
+    For an infinity or NaN the unit is NaN, and so is the whole tile: the unit of an infinity would round the finite
+    numbers beside it to zero.
+    """
     exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
     unit = gl.maximum(exponent, 0x0A800000) - 0x06800000
     return gl.where(exponent == 0x7F800000, 0x7FC00000, unit).to(gl.float32, bitcast=True)
@@ -136,13 +145,13 @@ def unit_of(largest):
 
 @gluon.jit
 def inverse(unit):
-    """Return 1 / unit of a power of two."""
+    """Return 1 / unit, exactly: unit is a power of two."""
     return (0x7F000000 - unit.to(gl.int32, bitcast=True)).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
 def sides(x):
-    """Return the left and the right half of the columns of x, each a BAND."""
+    """Return the left and the right half of the columns of x, both in layout BAND."""
     N: gl.constexpr = x.shape[0]
     M: gl.constexpr = x.shape[1] // 2
     left, right = gl.split(gl.permute(gl.reshape(x, (N, 2, M)), (0, 2, 1)))
@@ -151,21 +160,22 @@ def sides(x):
 
 @gluon.jit
 def twice(x):
-    """Return the columns of x, a BAND, twice, side by side."""
+    """Return x [N, M] twice, side by side, [N, 2 M], in layout BAND."""
     both = gl.reshape(gl.permute(gl.join(x, x), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
     return gl.convert_layout(both, BAND, assert_trivial=True)
 
 
 @gluon.jit
 def operand_indices(COLUMNS: gl.constexpr):
-    """Return the row and the column of each element of a right operand [16, COLUMNS]."""
+    """Return the row indices [16, 1] and column indices [1, COLUMNS] of a right operand [16, COLUMNS]."""
     i = gl.arange(0, C, gl.SliceLayout(1, RIGHT))[:, None]
     return i, gl.arange(0, COLUMNS, gl.SliceLayout(0, RIGHT))[None, :]
 
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones of two parts of float32 x, or of all three if ALL_BITS, as in `blocks_triton`."""
+    """Return x @ ones, with float32 x split into two bfloat16 terms, or three with ALL_BITS, which keeps all bits of x;
+    as in `blocks_triton`. ones [16, *]: a mask."""
     ones = ones.to(gl.float32).to(gl.bfloat16)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)
@@ -181,7 +191,7 @@ def sums_along(x, ones, ALL_BITS: gl.constexpr):
 
 @gluon.jit
 def allocate_rows():
-    """Return buffers for a chunk's rows of w, r, a, b and do, and for N and U."""
+    """Return shared-memory buffers for one chunk: rows of w, r, a, b and do, and the matrix that holds N and U."""
     s_w = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
     s_r = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
     s_a = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
@@ -193,7 +203,7 @@ def allocate_rows():
 
 @gluon.jit
 def allocate_operands():
-    """Return buffers for a chunk's operands: r*, a*, b*, N^T and U, split, and e^{total}."""
+    """Return shared-memory buffers for one chunk's operands: r*, a*, b*, N^T and U, each split, and e^{total}."""
     r_high = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
     r_low = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
     a_high = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
@@ -210,7 +220,7 @@ def allocate_operands():
 
 @gluon.jit
 def allocate_results():
-    """Return buffers for D and y, on their way to memory."""
+    """Return shared-memory buffers in which D and y of one chunk wait to be written to global memory."""
     s_D = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
     s_y = gl.allocate_shared_memory(gl.float16, [16, 64], SWIZZLED)
     return s_D, s_y
@@ -218,8 +228,11 @@ def allocate_results():
 
 @gluon.jit
 def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
-    """Begin to copy a chunk's rows and scores to shared memory. base: of its first row; rows: the number of its rows,
-    beyond which are zeros; zeros alone if it is not positive."""
+    """Start the asynchronous copy of a chunk's rows, and of its N and U, to shared memory.
+
+    base: offset of the chunk's first row in r. i: index of the chunk and head in `scores`. rows: number of rows to
+    read; the others are filled with zeros, all 16 of them if rows <= 0.
+    """
     s_w, s_r, s_a, s_b, s_do, s_A = buffers
     o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
     o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
@@ -238,8 +251,9 @@ def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
 
 @gluon.jit
 def prepare(buffers, operands, scale):
-    """Decay a chunk's rows and split them; return do^T as a left operand."""
-    # A band of 16 channels for each warp, in columns.
+    """Compute a chunk's `operands` from its `buffers`: r*, a*, b*, N^T and U, each split, and e^{total}. Return do^T as a
+    left operand."""
+    # Tiles [16, 64] are not transposed here: each warp holds 16 channels as columns.
     COLUMNS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     COLUMNS_LEFT: gl.constexpr = gl.DotOperandLayout(0, COLUMNS, 2)
     COLUMNS_RIGHT: gl.constexpr = gl.DotOperandLayout(1, COLUMNS, 2)
@@ -253,7 +267,7 @@ def prepare(buffers, operands, scale):
     before = mma_v2((u < t).to(gl.float32).to(gl.bfloat16), b_w, zero)
     after = mma_v2((u > t).to(gl.float32).to(gl.bfloat16), b_w, zero)
     total = mma_v2((u + t >= 0).to(gl.float32).to(gl.bfloat16), b_w, zero)
-    s_total.store(exp(gl.max(total, 0)))  # all rows are the same
+    s_total.store(exp(gl.max(total, 0)))  # all rows are equal
     store_split(r_high, r_low, s_r.load(COLUMNS).to(gl.float32) * (exp(upto) * scale))
     store_split(a_high, a_low, s_a.load(COLUMNS).to(gl.float32) * exp(before))
     store_split(b_high, b_low, s_b.load(COLUMNS).to(gl.float32) * exp(after))
@@ -267,13 +281,13 @@ def prepare(buffers, operands, scale):
 
 @gluon.jit
 def store_band_maxima(s_largest, b_D):
-    """Store the largest absolute value of each band, whose maximum all warps compute after a barrier."""
+    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
     s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
 
 
 @gluon.jit
 def write_results(D, y, results, at, there):
-    """Copy D and y of a chunk from shared memory to place `at`, if `there`."""
+    """Copy D and y of a chunk from shared to global memory, to index `at` of D and y, if `there` is true."""
     s_D, s_y = results
     o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
     o_v = gl.arange(0, 64, gl.SliceLayout(1, ROWS))[:, None]
@@ -287,13 +301,18 @@ def walk_chunk(
     b_D, b_do, buffers, refilled, operands, next_operands, s_largest, next_largest, results, results_before,
     r, w, a, b, do, scores, D, y, units, scale, base, i, rows, at, not_last, H: gl.constexpr,
 ):  # fmt: skip
-    """Walk one chunk: return the gradient of the state entering it, and do^T of the chunk to walk next.
+    """Walk one chunk, as one iteration of a software pipeline. Chunks are walked from last to first.
 
-    Prepare that chunk, whose rows are in `buffers`, and fetch the one after it into `refilled`: base, i and rows are
-    its own. Copy the results of the chunk walked before to memory: it is at at + 1, if there is one, `not_last`.
+    previous chunk   write its D and y from `results_before` to global memory, at index at + 1, if not_last
+    this chunk       compute y and the D entering it; store y and the D leaving it in `results`, in their units
+    next chunk       compute `next_operands` from its rows in `buffers`
+    the one after    start to copy its rows into `refilled`; base, i and rows, as in `fetch`, are those of this one
+
+    b_D, b_do: D^T leaving this chunk and its do^T. Return D^T entering this chunk and do^T of the next.
     """
     r_high, r_low, a_high, a_low, b_high, b_low, N_high, N_low, U_high, U_low, s_total = operands
-    async_copy.wait_group(0)  # and a barrier: rows and operands are there, and all have read what is written next
+    # Also a barrier: rows and operands are complete, and no warp still reads a buffer that is overwritten below.
+    async_copy.wait_group(0)
     fetch(refilled, r, w, a, b, do, scores, base, i, rows, H)
     # x = D b*, y = N^T do + U^T x, all transposed.
     D_high, D_low = split(b_D)
@@ -317,7 +336,7 @@ def walk_chunk(
     b_D = mma_v2(y_h, a_l, b_D)
     b_D = mma_v2(y_h, a_h, b_D)
     store_band_maxima(next_largest, b_D)
-    # What the next chunk does not wait for.
+    # The rest is off the critical path: the next chunk does not depend on it.
     write_results(D, y, results_before, at + 1, not_last)
     s_D, s_y = results
     unit = unit_of(gl.max(s_largest.load(FOUR), 0))
@@ -335,19 +354,24 @@ def chain_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, skipped, chunks,
     H: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Walk chunks skipped + chunks - 1 to `skipped` of a part of a head's sequence: replace the gradient of the state
-    leaving them, in `carried`, by that of the state entering them, and store D leaving each chunk, and its y, at its
-    place in the segment. If nothing is skipped, store the gradient of a sequence's initial state. In registers: D^T.
+    """Compute D and y of one segment of a part: of its chunks skipped + chunks - 1 down to `skipped`.
 
-    r, w, a, b, do [B, T, H, 64], scores [chunks, H, 2, 16, 16], carried [parts, H, 64, 64], first [N, H, 64, 64]
-    D [parts, H, chunks, 64 (v), 64 (k)], y [parts, H, chunks, 16, 64] float16, units [parts, H, chunks, 65]
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; skipped and chunks are even
+    Before the kernel, `carried` holds the gradient of the state leaving the segment; after it, of the state entering
+    it. For each chunk, D, the gradient of the state leaving it, and y are stored with their units. The segment with
+    skipped = 0 in a sequence's first part also stores the gradient of the initial state in `first`. In registers: D^T.
+
+    r, w, a, b, do [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16], carried [parts, H, 64, 64]
+    first [N, H, 64, 64]: gradients of the initial states
+    D [parts, H, chunks, 64 (v), 64 (k)], y [parts, H, chunks, 16, 64], both float16 in units of `units`
+    units [parts, H, chunks, 65]: of the 64 channels of y, and of D
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    skipped, chunks: the number of chunks of the part before the segment and in it, both even
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
     count = gl.minimum(gl.maximum(count - skipped, 0), chunks)
-    # Chunks are walked in pairs. The last chunk of an odd number has no rows and changes nothing.
+    # Two chunks per iteration. If their number is odd, the first chunk walked has no rows and changes nothing.
     pairs = (count + 1) // 2
     last = skipped + 2 * pairs - 1
     rows = (end - begin - last * C).to(gl.int32)
@@ -358,7 +382,7 @@ def chain_kernel(
     o_k = gl.arange(0, 64, gl.SliceLayout(0, BAND))[None, :]
     p_D = carried + gl.program_id(0).to(gl.int64) * D_SIZE + o_k * 64 + o_v
     b_D = gl.load(p_D)
-    # Two of each: a chunk is walked while the next is prepared and the one after it fetched.
+    # Double buffers: while one chunk is processed, the next is prepared and the one after that is copied.
     buffers_0, buffers_1 = allocate_rows(), allocate_rows()
     operands_0, operands_1 = allocate_operands(), allocate_operands()
     results_0, results_1 = allocate_results(), allocate_results()
@@ -372,7 +396,8 @@ def chain_kernel(
     for n in range(0, pairs):
         base -= 2 * C * H * 64
         i -= 2 * H
-        rows = gl.where(n + 1 < pairs, rows + 2 * C, -C)  # before the segment: none, neither of this chunk nor the next
+        # -C in the last iteration: no chunk is left to fetch.
+        rows = gl.where(n + 1 < pairs, rows + 2 * C, -C)
         b_D, b_do = walk_chunk(
             b_D, b_do, buffers_1, buffers_0, operands_0, operands_1, largest_0, largest_1, results_0, results_1,
             r, w, a, b, do, scores, D, y, units, scale, base, i, rows, at, n > 0, H,
@@ -382,7 +407,7 @@ def chain_kernel(
             r, w, a, b, do, scores, D, y, units, scale, base - C * H * 64, i - H, rows + C, at - 1, True, H,
         )  # fmt: skip
         at -= 2
-    async_copy.wait_group(0)  # and a barrier: the last results are in shared memory
+    async_copy.wait_group(0)  # also a barrier: the last results are in shared memory
     write_results(D, y, results_1, at + 1, pairs > 0)
     gl.store(p_D, b_D)
     if is_first & (skipped == 0):
@@ -398,11 +423,12 @@ def grads_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, skipped, chunks,
     H: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of chunk `skipped` + program_id(1) of a part, if it is mild.
+    """Compute all gradients of chunk skipped + program_id(1) of a part, if it is mild; otherwise do nothing.
 
-    r, w, k, a, b, v, do and gradients [B, T, H, 64], scores [chunks, H, 2, 16, 16], mild [chunks, H]
-    states [chunks, H, 64 (v), 64 (k)], v2 [chunks, H, 16, 64] float16, units [chunks, H, 65]
-    D, y, d_units: as `chain_kernel` stored them
+    r, w, k, a, b, v, do and dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16], mild [all chunks, H]
+    states [all chunks, H, 64 (v), 64 (k)], v2 [all chunks, H, 16, 64], both float16 in units of `units`
+    units [all chunks, H, 65]: of the 64 channels of v2, and of the state
+    D, y, d_units [parts, H, chunks, ...]: the D, y and units that `chain_kernel` stored
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -427,7 +453,7 @@ def grads_kernel(
     base = (start * H + i_h) * 64
     at = gl.program_id(0).to(gl.int64) * chunks + gl.program_id(1)
 
-    # Rows, S and D by asynchronous copies. Buffers of rows later hold results: s_R dr and da, s_E dk and db, s_w dv.
+    # Copy rows, S and D asynchronously. The buffers of rows hold results later: s_R dr and da, s_E dk and db, s_w dv.
     o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
     o_v = gl.arange(0, 64, gl.SliceLayout(1, ROWS))[:, None]
     o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
@@ -447,8 +473,8 @@ def grads_kernel(
     async_copy.async_copy_global_to_shared(s_S, states + i * D_SIZE + o_v * 64 + o_d)
     async_copy.commit_group()
 
-    # F = [v; v2] and G = [do; y] as float16: v, v2, do, y, one a warp. v and do are bfloat16, v2 and y float16 with a
-    # unit for each channel.
+    # F = [v; v2] and G = [do; y] in float16: each of v, v2, do and y is loaded by one warp and gets one unit. In memory
+    # v and do are bfloat16; v2 and y are float16 with a unit per channel.
     n = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, TENSORS)))
     t4 = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, TENSORS)))
     d4 = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, TENSORS)))
@@ -463,7 +489,7 @@ def grads_kernel(
     p_unit = gl.where(of_G, d_units + at * UNITS_SIZE, units + i * UNITS_SIZE) + d4
     b_four = gl.load(p_four, mask=((t4 < rows) | (is_input == 0)) & (d4 >= 0), other=0)
     unit4 = gl.load(p_unit, mask=(is_input == 0) & (d4 >= 0), other=1.0)
-    # The scores of keys k by reads r and a, [2 (r, a), 16 (read), 16 (k)].
+    # Scores of the keys k: [2, 16, 16] by read vector (r, a), by reading token and by key token.
     o_r = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))
     o_i = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, SCORES)))
     o_j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))
@@ -472,7 +498,7 @@ def grads_kernel(
     o_j = gl.expand_dims(gl.expand_dims(o_j, 0), 1)
     p_A = scores + i * A_SIZE + gl.where(o_r == 0, o_j * 16 + o_i, o_i * 16 + o_j)
     b_A = gl.load(p_A, mask=o_i >= o_j + o_r, other=0.0)
-    b_k = gl.load(k + o, mask=m, other=0.0).to(gl.float32)  # for its unit
+    b_k = gl.load(k + o, mask=m, other=0.0).to(gl.float32)  # only for its units
     unit_S = gl.load(units + i * UNITS_SIZE + 64)
     unit_D = gl.load(d_units + at * UNITS_SIZE + 64)
 
@@ -495,7 +521,7 @@ def grads_kernel(
     b_four *= gl.expand_dims(gl.expand_dims(inverse(unit), 1), 2)
     s_FG.store(gl.reshape(to_half(b_four), (64, 64)))
     s_unit.store(unit)
-    async_copy.wait_group(0)  # and a barrier: all that is stored above is there
+    async_copy.wait_group(0)  # also a barrier: the copies and the stores above are complete
 
     unit4, n = s_unit.load(FOUR), gl.arange(0, 4, FOUR)
     unit_v, unit_v2 = gl.sum(gl.where(n == 0, unit4, 0.0), 0), gl.sum(gl.where(n == 1, unit4, 0.0), 0)
@@ -514,7 +540,7 @@ def grads_kernel(
     s_P_high.store(P_high)
     s_P_low.store(P_low)
 
-    # From here on all is transposed, in bands of channels: decays about the chunk's middle.
+    # From here on tiles are transposed, [64 channels, *], in bands. Decays are relative to the chunk's middle.
     t, u = operand_indices(32)
     half = (t < 8).to(gl.float32)
     upto = gl.where(u < 16, (t <= u).to(gl.float32), (t < u % 16).to(gl.float32))
@@ -539,7 +565,7 @@ def grads_kernel(
     s_K_low.store(K_low)
     from_D, from_S = exp(rest) * unit_D, exp(mid) * unit_S
 
-    # What D gives to keys; A_k^T G.
+    # The terms of D in the gradients of keys; then A_k^T G, for dv.
     D_k = s_D.permute([1, 0]).load(LEFT)
     x_keys = mma_v2(D_k, s_F.permute([1, 0]).load(RIGHT), zero)
     x_keys *= gl.where(m_j < 16, (from_D * unit_v)[:, None], (from_D * unit_v2)[:, None])
@@ -554,7 +580,7 @@ def grads_kernel(
     R_high, R_low = split(gl.convert_layout(s_R.permute([1, 0]).load(LEFT), BAND).to(gl.float32) * read)
     E_high, E_low = split(E * key)
 
-    # Behind a barrier, after which P and k are there: dv, then keys, then reads.
+    # The loads below come after a barrier, so that P and k* are complete: dv first, then keys, then reads.
     D_v = s_D.load(LEFT)
     b_dv = mma_v2(D_v, s_K_high.load(RIGHT), zero_16)
     b_dv = mma_v2(D_v, s_K_low.load(RIGHT), b_dv)
@@ -578,7 +604,7 @@ def grads_kernel(
     S_k = s_S.permute([1, 0]).load(LEFT)
     d_reads = mma_v2(S_k, s_G.permute([1, 0]).load(RIGHT), zero)
     d_reads *= gl.where(m_j < 16, (from_S * unit_do)[:, None], (from_S * unit_y)[:, None])
-    # The sums over v of S D are diagonals of products, one for each band.
+    # sum_v S D, per channel of k, is the diagonal of S D^T; each band computes its own block [16, 16] of it.
     S_k = s_S.permute([1, 0]).reshape([4, 16, 64]).load(BATCH_LEFT)
     D_k = s_D.permute([1, 0]).reshape([4, 16, 64]).permute([0, 2, 1]).load(BATCH_RIGHT)
     SD = mma_v2(S_k, D_k, gl.zeros([4, 16, 16], gl.float32, BATCH))
@@ -615,8 +641,8 @@ def steep_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, VISITED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of the chunks of a part's segment that are not mild; a program visits VISITED chunks.
-    Shapes as in `grads_kernel`."""
+    """Compute all gradients of the chunks of a segment that are not mild. A program checks VISITED consecutive chunks.
+    Shapes as in `grads_kernel`, with K = V = 64."""
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
@@ -642,10 +668,14 @@ def steep_grads_kernel(
 
 
 def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None:
-    """Compute the gradients of `inputs` r, w, k, v, a, b into `grads`, and those of the initial states into `first`.
+    """Launch the kernels, segment by segment: write the gradients of `inputs` to `grads`, and those of the initial
+    states to `first`.
 
-    saved: states, v2, units, scores, mild. last [parts, H, K, V]: gradients of the states leaving the parts, or None.
-    plan: a `fused_chunk_triton` plan; where: its arguments of `locate_program` for parts
+    plan: the `_Plan` of `fused_chunk_triton`; where: its arguments of `locate_program` for parts.
+    inputs: r, w, k, v, a, b; grads: dr, dw, dk, dv, da, db; do: the gradient of o. All [B, T, H, 64] bfloat16.
+    saved: states, v2, units, scores and mild, as the forward kernels stored them.
+    last [parts, H, 64, 64]: the gradients of the states leaving the parts, or None for zeros.
+    first [N, H, 64, 64] float32.
     """
     r, w, k, v, a, b = inputs
     *_, scores, mild = saved
