@@ -1,8 +1,8 @@
 """A result that lives in an input's memory: the call is right, and everything after it is wrong.
 
-As told (flash-linear-attention issue #36): two forms disagreed because they shared the tensor w, and `w.clone()` cured
-it. As measured, that report has another cause (see `chunk_vs_recurrent`), and no published version overwrote w. So
-`overwrite` is a constructed example of what the story describes: w becomes its running sum within each chunk.
+As reported (flash-linear-attention issue #36): two forms disagreed because they shared the tensor w, and `w.clone()`
+cured it. As measured, that report has another cause (see `chunk_vs_recurrent`), and no published version overwrote w.
+So `overwrite` is a constructed example of what the story describes: w becomes its running sum within each chunk.
 
 The real one is in the decoding of GSA (pull request #1191): for a single token without gradients the final state was
 written to the memory of the caller's initial state. If one prompt is continued twice, to sample two answers or to

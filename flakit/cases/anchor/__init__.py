@@ -6,7 +6,7 @@ product needs it as two factors, exp(g_i - n) * exp(n - gi_j), with some anchor 
 floating point does: an exponent above ln(max) = 88.72 makes an infinity, and the other factor, a zero, turns it into
 NaN.
 
-As told (flash-linear-attention issue #77): exp(b_gq - b_gn) explodes because RWKV6's cumulative decay is exclusive.
+As reported (flash-linear-attention issue #77): exp(b_gq - b_gn) explodes because RWKV6's cumulative decay is exclusive.
 As measured: the anchor was the block's *first* row p. There ge_p - gi_p = -w_p is one token's decay, not a cumulative
 one, so a single w[16] = -88.8 suffices, in the forward pass too; -500 at any other row is harmless. With gi of the row
 before (n = gi_{p-1}) both exponents are <= 0. A first repair read that row across the chunk boundary, where the

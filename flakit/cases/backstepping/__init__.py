@@ -13,12 +13,12 @@ sums in an update, 1 in RWKV6's and 2 in RWKV7's,
 to within a factor of two, or of four if it is below 1e-5. dr, dw and da read these states and inherit the error; o, dk,
 dv and db do not, and are right. Everything is finite until the error itself overflows float32, or e^w is 0.
 
-As told (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and a user
-asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens between stored states
+As reported (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and a
+user asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens between stored states
 (RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8, at
 w = -0.72. RWKV7's gate is bounded at -0.6065, where a row of its state has an error of 6e-4: this bound makes such a
 kernel accurate, but does not allow C = 32, which would need -0.35. At w = -1 a row's error is a third of its norm, at
--1.5 800 times its norm. Recomputing forward from the state before the chunk gives bit-identical states.
+w = -1.5 it is 800 times its norm. Recomputing forward from the state before the chunk gives bit-identical states.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Chunk and recurrent disagree: three causes that look alike, and a story that explains none of them.
 
-As told (flash-linear-attention issues #29 and #36, pull request #37): in bfloat16 most outputs of the two forms differ,
-gradients by up to "3024 times"; the decay tensor was shared between the two calls, `w.clone()` cured it; and small
-differences are amplified along the sequence.
+As reported (flash-linear-attention issues #29 and #36, pull request #37): in bfloat16 most outputs of the two forms
+differ, gradients by up to "3024 times"; the decay tensor was shared between the two calls, `w.clone()` cured it; and
+small differences are amplified along the sequence.
 As measured, three effects to be told apart, and switched on one by one in `switches`:
 - the scale: the script called one form with its default K^-0.5 and the other with 1. That alone gives all six reported
   differences (`REPORTED`), clone or no clone; the two results then differ by one constant factor (`ratio`);

@@ -1,8 +1,8 @@
 """An anchor from the future: outputs change when only later decays do.
 
 The anchor n of a block's scores, exp(g_i - n) exp(n - g_j), is the middle row of its C rows, or the last row of a
-partial block. As told (flash-linear-attention issue #1240, pull request #1242): outputs before token P depend on gates
-from P on. As measured: n cancels in algebra but not in rounding, and for rows before it, it is a sum over future
+partial block. As reported (flash-linear-attention issue #1240, pull request #1242): outputs before token P depend on
+gates from P on. As measured: n cancels in algebra but not in rounding, and for rows before it, it is a sum over future
 decays. If a decay at t >= P changes, outputs at t < P change in their last digits, by 1.9e-6 on record. It depends on
 rows alone: it happens if the changed token is not after the anchor and the outputs are before it. An anchor at the
 block's first row, or a difference for each pair, leaks nothing.

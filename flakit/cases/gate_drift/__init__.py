@@ -1,7 +1,7 @@
 """Gates that drift in training until a kernel's fault is reached, and what brings the training back.
 
-As told (flash-linear-attention issue #77): NaN in the gradients as training goes on, rare at first, then more and more
-often; re-initialising the forget gate's projection cures it, re-initialising anything else does not.
+As reported (flash-linear-attention issue #77): NaN in the gradients as training goes on, rare at first, then more and
+more often; re-initialising the forget gate's projection cures it, re-initialising anything else does not.
 As measured here: the gates drift by themselves. The task is to predict the token two steps back (`Delay`). Older tokens
 are noise, so faster decay is better, and AdamW lowers the log decays step by step. A step fails as soon as one exponent
 in the faulty kernel exceeds ln(max) = 88.72:

@@ -4,7 +4,7 @@ RWKV6 computes its log decays as w = -exp(x), from a layer's output x. If e^x ov
 decay: e^w = 0, the state is cleared, and the kernel returns dw = 0. The right dx is 0 too, since dw vanishes like e^w,
 much faster than w grows. But autograd multiplies dw by the derivative of -exp(x), which is w: 0 * inf = NaN.
 
-As told (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
+As reported (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
 As measured: output and loss are finite, and one x above the `law`, 88.72 or in float16 11.09, suffices: its dx is NaN,
 and the gradient of every weight that x was made with. The kernel is blameless, so the audit, which gives w to an
 operator, has no probe for it and the fingerprint no row; `flakit.headroom` and `flakit.watch` count such decays.

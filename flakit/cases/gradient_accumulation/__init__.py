@@ -1,7 +1,7 @@
 """The loss curve is wrong and the kernel is right: gradient accumulation that nobody divides by.
 
-As told (flash-linear-attention issue #218): RWKV7 trained with the Transformers Trainer 4.48.2 shows a loss that is too
-high and rises, Qwen2 does not, and the same RWKV7 in another framework does not; the loss is not divided by the
+As reported (flash-linear-attention issue #218): RWKV7 trained with the Transformers Trainer 4.48.2 shows a loss that is
+too high and rises, Qwen2 does not, and the same RWKV7 in another framework does not; the loss is not divided by the
 accumulation steps and comes out 4 * 4 = 16 times too large; a newer Transformers cures it.
 As measured: trainer and model read one contract differently. The loss of a step is the sum over all targets divided by
 their number, which only the trainer knows. It passes `num_items_in_batch` to models whose forward takes `**kwargs`, and

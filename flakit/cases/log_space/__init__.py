@@ -3,7 +3,7 @@
 Operators take the *logarithm* of the decay and compute S <- e^w S + k v^T. With w = sigmoid(x), a number between 0 and
 1 that looks like a decay, e^w is between 1 and 2.7: the state is amplified instead of decayed.
 
-As told (flash-linear-attention issue #11): the sigmoid saturates, its gradient is unstable, only u.grad is sane.
+As reported (flash-linear-attention issue #11): the sigmoid saturates, its gradient is unstable, only u.grad is sane.
 As measured: the sigmoid is not even in the graph (w became a leaf after it). The state grows by about e^0.5 per token,
 so float32 overflows near token 160, in the forward pass too; in float64 the same numbers stay finite (typically 1e55,
 at most 1e62 after 256 tokens). The gradient of u is finite because it alone does not depend on the state. A fraction

@@ -5,7 +5,7 @@ j (RWKV6, whose tokens read before they decay). For j < i the exponent is <= 0; 
 it is positive, up to C tokens of decay, and overflows at |w| = 88.72 / C. Where tokens read after they decay, as in
 GSA, it is exp(gi_i - gi_j), and C - 1 tokens.
 
-As told (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
+As reported (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
 As measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
 itself: automatic differentiation multiplies the mask's zero by the infinity underneath, and the decay's gradient is
 NaN. At C = 32 that begins at a uniform w of -2.773, and in the thread, which reads after the decay, at -2.862; masking

@@ -1,6 +1,6 @@
 """A guard against NaN that forgets: exp(where(d < 0, d, -inf)) sends a decay of exactly nothing to 0 instead of 1.
 
-A difference of cumulative log decays must not be positive, so a guard replaces non-negative ones. As told
+A difference of cumulative log decays must not be positive, so a guard replaces non-negative ones. As reported
 (flash-linear-attention #104, #461): results change where the decay is masked out. As measured: with d = 0, no decay,
 the pair's weight becomes exp(-inf) = 0, full decay. Every pair of tokens j < i with decays of exactly 0 between them is
 lost: a run of L such tokens loses L (L + 1) / 2 pairs of its chunk, a chunk without decay all of them. Nothing is NaN,

@@ -4,7 +4,7 @@ Each rank of a group, a process with its own GPU, has a slice of the tokens. Wha
 state S going forward, its gradient D coming back. Before the backward a pass of its own, the pre-pass, finds what each
 slice makes of D: e^(sum of w) D + dN, where dN is what its own outputs ask for. Two faults of it:
 
-"head 0's gate": its loads of the decay lack the head's place, so that every head fades as head 0 does. As told
+"head 0's gate": its loads of the decay lack the head's place, so that every head fades as head 0 does. As reported
 (flash-linear-attention #1115, of KDA): dk, dv and the decay's gradient are off by some 10% on every rank but the last,
 whose D comes from nowhere; the forward has a pre-pass of its own, which is right. As measured: D is a sum over all
 tokens behind, so that a law says how wrong it is at each rank and head, from the two decays alone; heads that fade

@@ -1,7 +1,7 @@
 """A block that reaches beyond the sequence, and the NaN that its empty rows send back into it.
 
-As told (flash-linear-attention issue #77): GSA's gradients turn NaN as training goes on, rarely at first, output 3 of
-the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
+As reported (flash-linear-attention issue #77): GSA's gradients turn NaN as training goes on, rarely at first, output 3
+of the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
 RWKV6 are to blame, GLA and GSA being inclusive and hence immune.
 As measured: that is another bug (`anchor`), which GSA indeed cannot have. This one is in the *padding*. The gradient of
 token j's key sums over later rows i of its chunk, sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}, where n is the cumulative

@@ -1,11 +1,11 @@
 """A chain of transitions multiplied in TF32: each product rounds its factors to eleven bits, and the errors add up.
 
 A chunk of RWKV7, KDA or a delta rule acts on a state as a matrix M, K x K. Over ranks, or over parts of a sequence on
-one GPU, these matrices are multiplied chunk by chunk before any state is known. As told (flash-linear-attention #1180):
-this was done in TF32, which loses precision in a long context; three TF32 products per product cure it. As measured:
-each factor has a relative rounding error of 0.43 times 2^-11. Without decay the errors persist, and n chunks accumulate
-sqrt(2 (n - 1)) of it. From 33 chunks, 2,112 tokens, that exceeds the rounding of a bfloat16 result. A tree has as many
-products as a chain, and an error as large.
+one GPU, these matrices are multiplied chunk by chunk before any state is known. As reported
+(flash-linear-attention #1180): this was done in TF32, which loses precision in a long context; three TF32 products per
+product cure it. As measured: each factor has a relative rounding error of 0.43 times 2^-11. Without decay the errors
+persist, and n chunks accumulate sqrt(2 (n - 1)) of it. From 33 chunks, 2,112 tokens, that exceeds the rounding of a
+bfloat16 result. A tree has as many products as a chain, and an error as large.
 
 The audit's probe `ranks` detects it over two processes in float32: three chunks with nearly no decay and nearly no
 writes have an error of 4e-4, as the law predicts, where 2e-5 is allowed. If an operator has such a chain in one

@@ -4,10 +4,10 @@ A kernel that processes a sequence in pieces stores the state between them, and 
 number added to a large one then vanishes: a format with p significand bits represents integers up to 2^p, and 2^p + 1
 rounds back to 2^p. A state without decay that gets an equal write at every token stops there.
 
-As told: states are stored in the dtype of the inputs, which bfloat16 training tolerates. As measured: a bfloat16 state
-stops after 256 equal writes, a float16 one after 2,048, and later writes are lost. Nothing is NaN, and the gradients
-are those of a state that continues. Random writes hide it: their sum grows like the root of the number of tokens. The
-cure is a float32 state, which counts to 2^24; rounding the returned state costs a single rounding.
+Commonly assumed: states are stored in the dtype of the inputs, which bfloat16 training tolerates. As measured: a
+bfloat16 state stops after 256 equal writes, a float16 one after 2,048, and later writes are lost. Nothing is NaN, and
+the gradients are those of a state that continues. Random writes hide it: their sum grows like the root of the number of
+tokens. The cure is a float32 state, which counts to 2^24; rounding the returned state costs a single rounding.
 """
 
 import functools

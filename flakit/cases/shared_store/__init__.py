@@ -4,10 +4,10 @@ A kernel splits the V columns of v into blocks, one program each. A program owns
 and du are sums over all columns, of which a program has its block's partial sum. If all programs store their partial
 sums at the same address, the last store wins.
 
-As told: the gradients are right at one head size and wrong at the next. As measured: right while V is one block; of n
-partial sums one remains, and dr, dk and dw have a relative error of sqrt((n - 1) / n). o, dv and the states are right,
-everything is finite, and which partial sum remains depends on the order of the programs. The cure: each program stores
-its partial sum at its own address, and a second step adds them up (or atomics do, in varying order).
+The symptom: the gradients are right at one head size and wrong at the next. As measured: right while V is one block; of
+n partial sums one remains, and dr, dk and dw have a relative error of sqrt((n - 1) / n). o, dv and the states are
+right, everything is finite, and which partial sum remains depends on the order of the programs. The cure: each program
+stores its partial sum at its own address, and a second step adds them up (or atomics do, in varying order).
 """
 
 import functools

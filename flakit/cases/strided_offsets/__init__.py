@@ -5,9 +5,9 @@ tokens offsets[i] … offsets[i + 1] - 1. A kernel reads both numbers itself, on
 a column of a table, or every second entry of a longer list, they have a stride of 2; a kernel that assumes 1 reads
 other numbers.
 
-As told (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, depending on the contents of the
-memory, without a message. As measured: every tensor with a time axis was made contiguous before the kernel, but not the
-offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. In the
+As reported (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, depending on the contents of
+the memory, without a message. As measured: every tensor with a time axis was made contiguous before the kernel, but not
+the offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. In the
 layout beside the ends, every offset is read twice, and the second half of the sequences is never computed: the first
 half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as an argument.
 

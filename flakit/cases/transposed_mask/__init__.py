@@ -3,11 +3,12 @@
 The backward of a recurrent kernel recomputes the states forward, from the initial state if there is one. It holds them
 as a tile [BV, BK], with a mask at the edges of K and V. The faulty kernel builds the mask as [BK, BV].
 
-As told (flash-linear-attention issue #18): "Cannot broadcast ... [16, 64], [64, 16]" on `loss.backward()`; a matter of
-GPU and Triton version. As measured: a shape error for any GPU, which compiling shows without one. The line is compiled
-only with an initial state, so tests without one miss it. And the error was luck: for a square tile the two shapes are
-equal, the kernel compiles, and the mask removes the mirror image of what it should. Entries of the state in a partial
-tile are never loaded; as many others are loaded from beyond the edge, harmless through padding if they are finite.
+As reported (flash-linear-attention issue #18): "Cannot broadcast ... [16, 64], [64, 16]" on `loss.backward()`; a matter
+of GPU and Triton version. As measured: a shape error for any GPU, which compiling shows without one. The line is
+compiled only with an initial state, so tests without one miss it. And the error was luck: for a square tile the two
+shapes are equal, the kernel compiles, and the mask removes the mirror image of what it should. Entries of the state in
+a partial tile are never loaded; as many others are loaded from beyond the edge, harmless through padding if they are
+finite.
 
 `law` counts the wrong entries, `wrong` maps them. Both are 0 if K and V are multiples of the tile, and if K = V fits
 into one tile: tests with square powers of two never detect this fault.

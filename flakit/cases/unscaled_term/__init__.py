@@ -5,10 +5,10 @@ the gradient of that logit 1e-4 times the logit, divided by the number of tokens
 1e-4 / 2 · max². But a backward pass is linear in the incoming gradient, and this one ignores it. If the loss is
 multiplied by c before the backward pass, and the gradients divided by c after it, 1 / c of the term remains.
 
-As told (flash-linear-attention #963): the usual loss.backward() passes a 1 and is right, so the fault was not noticed;
-anything else makes the term too small. As measured: the factor 1 / c makes it too small or too large. If each of n
-accumulated losses is divided by n, the term is n times too strong; a loss scaler of 65,536 removes it; and the weight
-of one loss among several does not apply to it. The loss and its own gradient are always right.
+As reported (flash-linear-attention #963): the usual loss.backward() passes a 1 and is right, so the fault was not
+noticed; anything else makes the term too small. As measured: the factor 1 / c makes it too small or too large. If each
+of n accumulated losses is divided by n, the term is n times too strong; a loss scaler of 65,536 removes it; and the
+weight of one loss among several does not apply to it. The loss and its own gradient are always right.
 
 The operator is not at fault, and the audit does not see the loss. In an operator the audit's probe `cotangent` detects
 such a term: it passes 0, -1 and others besides 1, and 0 must give 0. Two cures: multiply by the incoming gradient, as

@@ -4,10 +4,10 @@ Static shapes need padding: offsets [0, 60, 100] in a batch of 128 rows. A kerne
 for rows 100 … 127, and allocates its results with `torch.empty`. So those rows hold the previous contents of the
 memory, and a weight's gradient, dW = x^T dk, sums over all rows.
 
-As told (flash-linear-attention PR #892; this kit's own kernels on a GPU, November 2026): gradients that are NaN in some
-runs and not in others. As measured: outputs up to 2e38 and NaN in rows that no test checks; the rows of the sequences
-are right. If the memory holds an earlier tensor, all is finite, and dW has an error that the `law` predicts. The cure
-is one small kernel that reads the last offset and writes zeros after it.
+As reported (flash-linear-attention PR #892; this kit's own kernels on a GPU, November 2026): gradients that are NaN in
+some runs and not in others. As measured: outputs up to 2e38 and NaN in rows that no test checks; the rows of the
+sequences are right. If the memory holds an earlier tensor, all is finite, and dW has an error that the `law` predicts.
+The cure is one small kernel that reads the last offset and writes zeros after it.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """A test that cannot fail: its decays forget so fast that an operator without a memory passes.
 
-As told: the operator is tested against a reference, on random inputs, with a tolerance. As measured: a test of RWKV7 in
-flash-linear-attention uses log decays w uniform in [-8, -6], e^-7 per token. Only the delta rule itself carries
-anything over to the next token. An implementation that forgets everything older than two tokens has an error of 8e-4 in
-o, far below the tolerance of 0.005. With the model's decays its error is 40%.
+The usual practice: the operator is tested against a reference, on random inputs, with a tolerance. As measured: a test
+of RWKV7 in flash-linear-attention uses log decays w uniform in [-8, -6], e^-7 per token. Only the delta rule itself
+carries anything over to the next token. An implementation that forgets everything older than two tokens has an error of
+8e-4 in o, far below the tolerance of 0.005. With the model's decays its error is 40%.
 
 The law: apart from the decay, b (a^T S) carries a token over, once per step. With a of length 1 and b = -a sigmoid(x)
 each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. So the error of keeping m tokens is that to the power

@@ -2,10 +2,10 @@
 
 Cumulative decays are stored as [T, H, K], so the stride between tokens is H K. A kernel reads the middle row of its
 block, its anchor n, at `middle * K` from its head's first row instead of `middle * H * K`: another token's row, often
-another head's. As told (flash-linear-attention issue #1084, pull request #1085): the short stride can corrupt scores
-and gradients. As measured: exp(g_i - n) exp(n - g_j) is exp(g_i - g_j) for any n, so at ordinary decays the error is
-only rounding, 1e-7. But the exponents no longer span half a block: they overflow where the right ones do not, and give
-NaN. With one head the two addresses are equal.
+another head's. As reported (flash-linear-attention issue #1084, pull request #1085): the short stride can corrupt
+scores and gradients. As measured: exp(g_i - n) exp(n - g_j) is exp(g_i - g_j) for any n, so at ordinary decays the
+error is only rounding, 1e-7. But the exponents no longer span half a block: they overflow where the right ones do not,
+and give NaN. With one head the two addresses are equal.
 """
 
 import functools

@@ -4,10 +4,10 @@ A delta rule needs keys of unit length, which k / max(|k|, ε) gives. Its deriva
 1 / max(|k|, ε): a small key rotates far for a small step. So a token with a key close to zero, such as padding or an
 untrained embedding, gets the largest gradient of all.
 
-As told: ε only prevents a division by zero. As measured: at |k| = 0 the gradient depends on ε alone. With PyTorch's
-default of 1e-12 it is multiplied by 10^12; everything is finite, and that token dominates a clipped step. With ε = 1e-6
-under the root, k / √(|k|² + ε), as in kernels, the factor is at most 1,000. This holds if the key that is looked up is
-also written (DeltaNet, KDA). RWKV7 writes another key, and at |k| = 0 the first one gets no gradient.
+Commonly assumed: ε only prevents a division by zero. As measured: at |k| = 0 the gradient depends on ε alone. With
+PyTorch's default of 1e-12 it is multiplied by 10^12; everything is finite, and that token dominates a clipped step.
+With ε = 1e-6 under the root, k / √(|k|² + ε), as in kernels, the factor is at most 1,000. This holds if the key that is
+looked up is also written (DeltaNet, KDA). RWKV7 writes another key, and at |k| = 0 the first one gets no gradient.
 
 The operator is not at fault: it sees only normalised keys, so the audit has no probe for it. The cure is a larger ε, or
 to remove tokens without content from the sequence.
