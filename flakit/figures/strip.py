@@ -1,4 +1,4 @@
-"""Cells with a text in each, such as the addresses of a memory."""
+"""A small heat map with a label in each cell, such as memory addresses."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ from .heatmap import HeatMap
 
 
 class Strip:
-    """A `HeatMap` of few cells with a text in each. Persistent: `update` redraws in place. options: of the HeatMap."""
+    """A `HeatMap` with a label in each cell. Persistent: `update` redraws in place.
+
+    rows, columns: the largest number of cells. size: font size of the labels in points. options: those of `HeatMap`.
+    """
 
     def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **options):
         self._heat = HeatMap(canvas, ax, **options)
@@ -23,7 +26,10 @@ class Strip:
         canvas.moving(*(text for row in self._words for text in row))
 
     def update(self, values: np.ndarray, words: Sequence[Sequence[str]], empty: np.ndarray | None = None) -> None:
-        """Redraw. values, words: by row and column; cells beyond them are left out, NaN is hatched."""
+        """Redraw. Cells outside `values` and `words` stay blank; NaN is hatched.
+
+        values [rows, columns]: colours. words: labels, by row and column. empty: as in `HeatMap.update`.
+        """
         values = np.asarray(values, dtype=np.float64)
         self._heat.update(values, empty=empty)
         low, high = self._heat.colours.get_clim()

@@ -1,13 +1,13 @@
-"""The arithmetic of lost digits: tracks a tile beside its float64 shadow, and how each operation changes the distance.
+"""The arithmetic of lost digits: compare a tile with its float64 shadow after each operation.
 
-The shadow of a tile is the result of the same operations on the same inputs in float64. The distance has two measures:
+The shadow of a tile is the result of the same operations on the same inputs in float64. Two measures of the error:
 
-    of a tile     largest |computed - exact| over the RMS of exact: the report prints it for lines
-    of a lane     |computed - exact| / |exact|: tracks single lanes
+    of a tile     largest |computed - exact| / RMS of exact, which the report prints for each line
+    of a lane     |computed - exact| / |exact|
 
 A lane with an error above 2^-20, sixteen roundings of float32, is tracked together with the line that caused it: the
-line where it crossed that bound, or a later one that amplified the error thirty times more than the first had. A line
-is blamed only if such lanes reach a result that is wrong.
+line where the error crossed that bound, or a later one that amplified it thirty times more than the first had. A line
+is blamed only if such lanes reach an inaccurate result.
 """
 
 import math
@@ -23,15 +23,15 @@ GROWS, LOST = 30.0, 0.1
 FLOAT32 = 2.0**-24
 _TINY = {"float16": 2.0**-14, "float64": 2.0**-1022}
 _MOST_LANES = 4096
-"""For how many lanes of a product the largest wrong term is searched."""
+"""The number of a product's inaccurate lanes whose largest wrong term is searched for."""
 
 Pair = tuple[np.ndarray, "Shadow"]
 
 
 class Births(NamedTuple):
-    """For each lane the line that caused its error, -1 for none, and by how much that line amplified it.
+    """For each lane the line that caused its error (-1: none), and the factor by which that line amplified it.
 
-    numpy arrays; of a storage, tensors of PyTorch.
+    numpy arrays for a tile, PyTorch tensors for a storage, both in the shape of its values.
     """
 
     lines: Any
@@ -42,7 +42,7 @@ class Births(NamedTuple):
 
 
 def nobody(shape) -> Births:
-    """Births of lanes whose error no line caused."""
+    """Return births for lanes whose error no line caused."""
     return Births(np.full(shape, -1, np.int32), np.zeros(shape, np.float32))
 
 
@@ -61,14 +61,14 @@ class Shadow:
         self.absorber, self.error, self.anew = absorber, error, anew
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Shadow":
-        """The shadow after a function that only moves lanes."""
+        """Return the shadow after `move`, a function that only moves lanes."""
         births = self.births and self.births.moved(move)
         missing = None if self.missing is None else move(self.missing)
         return Shadow(move(self.exact), births, missing, self.absorber, self.error, self.anew)
 
 
 def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """|x - exact|; 0 if both are the same infinity or NaN, inf if only one is finite."""
+    """Return |x - exact|: 0 if both are NaN or the same infinity, inf if only one is finite."""
     off = np.abs(x - exact)
     if off.size and not off.max() < math.inf:
         same = (x == exact) | (np.isnan(x) & np.isnan(exact))
@@ -77,7 +77,7 @@ def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def size(exact: np.ndarray) -> float:
-    """The RMS over the finite lanes."""
+    """Return the RMS over the finite lanes."""
     if not exact.size:
         return 0.0
     flat = exact.reshape(-1)
@@ -90,7 +90,7 @@ def size(exact: np.ndarray) -> float:
 
 
 def relative(off: np.ndarray, exact: np.ndarray) -> float:
-    """The error of a tile, relative to its size."""
+    """Return the error of a tile: the largest of `off`, relative to the tile's `size`."""
     most = float(off.max()) if off.size else 0.0
     return most / scale if most and (scale := size(exact)) else (math.inf if most else 0.0)
 
@@ -115,7 +115,7 @@ class Ledger:
             self.digits.lines.append(Line(place, operation, dtype))
         return at, self.digits.lines[at]
 
-    # --- what is not measured -----------------------------------------------------------------------------------------
+    # --- operations without a measured error --------------------------------------------------------------------------
 
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
         """Restart a shadow from the computed values."""
@@ -125,13 +125,13 @@ class Ledger:
         return Shadow(x.astype(np.float64), anew=True)
 
     def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
-        """Record a comparison, an index or an integer; the shadow follows the computed one."""
+        """Record a comparison, an index or an integer result. The shadow continues with the computed one."""
         if one is exact or not (other := one != exact).any():
             return
         _, line = self.line(where, operation, dtype)
         line.otherwise += int(other.sum())
 
-    # --- what is ------------------------------------------------------------------------------------------------------
+    # --- operations with a measured error -----------------------------------------------------------------------------
 
     def carried(self, where: tuple, operation: str, dtype: str, x: np.ndarray, shadow: Shadow, program=None) -> Shadow:
         """Record an operation that moves values without computing: load, store, where, a change of shape."""
@@ -156,8 +156,8 @@ class Ledger:
     ) -> Shadow:
         """Record an operation that computes, and return the shadow of its result.
 
-        how: finds the operand's lane that contributes most of a lane's error; default: the same lane.
-        kind: Kind.ROUNDING or Kind.TF32 for an operation that is known to round so.
+        how: finds the operand's lane that contributes most to a lane's error; default: the same lane.
+        kind: Kind.ROUNDING or Kind.TF32 for an operation that rounds in that way.
         """
         at, line = self.line(where, operation, dtype)
         off = distance(x, exact)
@@ -180,7 +180,7 @@ class Ledger:
         inherited, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
-        # An operation that is known to round adds its own error, whatever amplified that of its operands.
+        # An operation that rounds adds its own error, however much the error of its operands was amplified before.
         most = GROWS if kind else np.maximum(inherited.gains, 1.0) * GROWS
         # A lane without digits cannot lose any.
         new = bad & ((inherited.lines < 0) | ((gain > most) & (inside < LOST)))
@@ -251,20 +251,21 @@ class Ledger:
 
 
 def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
-    """Whether the terms were equal up to rounding, everywhere in the tile."""
+    """Return whether the terms were equal up to rounding, everywhere in the tile."""
     finite = np.abs(exact[np.isfinite(exact)])
     return bool(finite.size) and float(finite.max()) <= 4 * FLOAT32 * float(np.nanmax(terms))
 
 
 # --- where a lane's error comes from ---------------------------------------------------------------------------------
-# Each returns for the inaccurate lanes: the inherited births, the incoming error relative to the terms, and the size of
-# the terms (None if no terms are added).
+# Each function, or the function that it returns, traces the error of an operation's result to lanes of its operands.
+# For the lanes of the result it returns the births that they inherit, the error of the operands relative to the terms,
+# and the size of the terms (None if no terms are added).
 
 Origin = tuple[Births, np.ndarray, "np.ndarray | None"]
 
 
 def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """Take the same lane of the operand with the largest relative error."""
+    """Trace each output lane to the same lane of the operand with the largest relative error."""
     births = nobody(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
     for y, s in operands:
@@ -280,7 +281,7 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """Take the same lane of the operand with the largest absolute error."""
+    """Trace each output lane to the same lane of the operand with the largest absolute error, for a sum of operands."""
     births = nobody(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
     for y, s in operands:
@@ -297,7 +298,7 @@ def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
-    """For a sum or a mean over axes, kept or dropped."""
+    """Return a function that traces each lane of a sum or mean over `axis` (None: all) to the term of largest error."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -324,7 +325,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 
 
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
-    """For a running sum."""
+    """Return a function that traces each lane of a running sum to the term of largest error so far."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -350,7 +351,8 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
 
 
 def product(x, exact, operands, bad) -> Origin:
-    """For a product of matrices, the last two axes, with or without an accumulator."""
+    """Trace lanes of a matrix product, over the last two axes, to the factor whose error changes a term most, or to the
+    accumulator, if there is one."""
     (a, sa), (b, sb), *more = operands
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)

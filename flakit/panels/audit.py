@@ -1,4 +1,4 @@
-"""A running audit: the table of probes as it fills, the wrong elements of each failure, and a script that shows it."""
+"""The panel of an audit: the table of probes as they finish, the wrong elements of each failure, and its script."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +21,10 @@ from .base import ButtonRun, Panel
 from .knobs import NONE
 
 TABLE = 140
-"""Height in pixels from which the table of probes scrolls."""
+"""Largest height of the table of probes in pixels; a longer one scrolls."""
 
 PAUSE = 0.2
-"""Seconds between two updates during a run."""
+"""Least seconds between two updates during a run."""
 
 WORDS = Words() | {
     "again": "audit again",
@@ -64,7 +64,7 @@ WORDS = Words() | {
 
 
 class AuditPanel(Panel):
-    """The audit runs in the background; the panel shows its failures meanwhile."""
+    """A panel that runs an audit in a background thread and shows its failures as they come in."""
 
     name = "audit"
     on_view = ("failure",)
@@ -149,7 +149,7 @@ class AuditPanel(Panel):
         self.say(self.describe(self.result))
 
     def _table_html(self) -> str:
-        """Failures come first, those with a cause of their own before the others."""
+        """Return the probes as an HTML table: failures first, and last of these the consequences of another failure."""
         verdicts = sorted(self._verdicts.values(), key=lambda v: (v.verdict != FAIL, bool(v.cause)))
         rows = [
             {"probe": v.probe.name, "verdict": WORDS["verdicts"][v.verdict], "worst": figure_words(v), "found": v.words}
@@ -182,7 +182,7 @@ class AuditPanel(Panel):
         return "\n".join(filter(None, (self._status(), self._about(*result) if result else "")))
 
     def _status(self) -> str:
-        """Say how far the run is."""
+        """Return the progress of the run as a sentence."""
         if self._error:
             return self._error
         count = {verdict: sum(v.verdict == verdict for v in self._verdicts.values()) for verdict in (PASS, FAIL)}

@@ -1,6 +1,6 @@
 """Anchor schemes in use, and a chunk's products with their decay anchored by one of them.
 
-`SCHEMES` lists the schemes, `tiles` and `key_tiles` give the anchor of each rectangle of the score matrix, and
+`SCHEMES` lists the schemes, `tiles` and `key_tiles` return the anchor of each rectangle of the score matrix, and
 `Products` computes with them. `operators` builds operators on these products.
 """
 
@@ -56,7 +56,8 @@ SCHEMES: dict[str, Scheme] = {
 
 
 class Tile(NamedTuple):
-    """A rectangle of the score matrix and its anchor: a row of gi, -1 before the chunk, None if exact."""
+    """A rectangle of the score matrix and its anchor: a row of gi, -1 for the chunk's start, or None for exact
+    differences, pair by pair."""
 
     rows: slice
     keys: slice
@@ -64,7 +65,10 @@ class Tile(NamedTuple):
 
 
 def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """Return the tiles of A and of dr; with the part right of the diagonal they cover [chunk, chunk]."""
+    """Return the tiles of A and of dr, which cover the lower triangle of [chunk, chunk].
+
+    ValueError for an unknown scheme, a chunk or block that is no power of two, or a row outside the block.
+    """
     scheme, block, inside = _geometry(scheme, chunk, block, row)
     result = []
     for p in range(0, chunk, block):
@@ -75,7 +79,8 @@ def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | Non
 
 
 def key_tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """Return the tiles of dk; below the diagonal their anchor is the key block's last row, which is always safe."""
+    """Return the tiles of dk. Below the diagonal their anchor is the key block's last row, which is always safe. Errors
+    as in `tiles`."""
     scheme, block, inside = _geometry(scheme, chunk, block, row)
     result = []
     for p in range(0, chunk, block):
@@ -116,21 +121,21 @@ def find_mask(scheme: Scheme, mask: str | None) -> str | None:
 
 
 def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
-    """Mask x outside `low` after the exponential, in the way of the mode."""
+    """Zero x where `low` is False, by the mask mode: by a product if "multiply", not at all if "none"."""
     if mask == "multiply":
         return x * low
     return x if mask == "none" else torch.where(low, x, 0.0)
 
 
 class Products:
-    """The three products of a chunk that involve decay, by the tiles of a scheme.
+    """The three products of a chunk that involve decay, computed tile by tile as a scheme prescribes.
 
-    W_ij = exp(sum of w over the tokens after j and before i; inclusive: and i's own) is the weight per channel, 0 for
-    masked keys:
+    W_ij = exp(sum of w over the tokens after j and before i, with `inclusive` also over i) is the weight per channel, 0
+    for masked keys:
 
         scores(query, key)_ij  = sum_channel query_i W_ij key_j
-        read(A, key)_i         = sum_j A_ij W_ij key_j          the query's gradient if A is that of the scores
-        written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient likewise
+        read(A, key)_i         = sum_j A_ij W_ij key_j          the query's gradient, if A is the scores' gradient
+        written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient, likewise
 
     All tensors are [..., N chunks, C, *]; w [B, H, N, C, K] is the natural-log decay. dtype: storage dtype of the two
     operands of each product; exponentials and sums are in w's dtype.
@@ -159,7 +164,7 @@ class Products:
         self._weights = {}
 
     def scores(self, query: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """among: the tiles to sum over, default all; also in the methods below."""
+        """Return the scores [..., N, C, C] of query, key [..., N, C, K]. among: the tiles to compute, default all."""
         if self.scheme.dyadic:
             query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
             if not self.inclusive:
@@ -178,6 +183,7 @@ class Products:
         return A
 
     def read(self, A: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
+        """Return the weighted sums over keys [..., N, C, K] for A [..., N, C, C]. among: as in `scores`."""
         if self.scheme.dyadic:
             earlier = read_sums(A, key, self._levels)
             return earlier * self.w.exp() + A.diagonal(0, -2, -1)[..., None] * key if self.inclusive else earlier
@@ -192,6 +198,7 @@ class Products:
         return out
 
     def written(self, A: Tensor, query: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
+        """Return the weighted sums over queries [..., N, C, K]. among: those of `key_tiles` to compute, default all."""
         out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
         for tile in self.key_tiles if among is None else among:
             a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]

@@ -1,4 +1,4 @@
-"""The kernels in which bug A was: right and faulty differ in the row whose cumulative decay is loaded as the anchor."""
+"""Triton kernels that had bug A. Correct and faulty ones differ only in the row that is loaded as the anchor."""
 
 import torch
 import triton
@@ -13,7 +13,10 @@ def load_anchor(
     gi, i_c, i_b, o_k, m_k,
     C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """gi of the row ANCHOR tokens after the block's first, [BK]; before the chunk it is 0, unless ACROSS reads on."""
+    """Load the anchor, gi of the row ANCHOR tokens after the block's first, [BK].
+
+    A row before the chunk counts as 0; with ACROSS, the previous chunk's row is read.
+    """
     row = i_b * BC + ANCHOR
     if ACROSS:
         m_row = i_c * C + row >= 0
@@ -28,9 +31,11 @@ def scores_kernel(
     N, K: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A_ij = (q_i e^{seen_i - n}) . (k_j e^{n - gi_j}) for the rows i of a block and the keys j of earlier blocks.
+    """Compute A_ij = (q_i e^{seen_i - n}) . (k_j e^{n - gi_j}) for rows i of a block and keys j of earlier blocks.
 
-    In registers: the block's reads [BC, BK], one block of keys at a time.
+    n is the block's anchor. q, k, seen, gi [heads, N, C, K] float32; seen and gi are cumulative natural-log decays, up
+    to the read and up to the key. A [heads, N, C, C]. In registers: the block's reads [BC, BK], one block of keys at a
+    time.
     """
     i_b, i_c, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = i_h * N * C * K
@@ -57,7 +62,10 @@ def read_kernel(
     N, K: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """d_i = e^{seen_i - n} sum_j A_ij (k_j e^{n - gi_j}), i and j as above. In registers: d of one block, [BC, BK]."""
+    """Compute d_i = e^{seen_i - n} sum_j A_ij (k_j e^{n - gi_j}), for rows and keys as in `scores_kernel`.
+
+    A [heads, N, C, C]; k, seen, gi, d [heads, N, C, K]. In registers: d of one block, [BC, BK].
+    """
     i_b, i_c, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = i_h * N * C * K
     o_k = tl.arange(0, BK)
@@ -81,7 +89,8 @@ def read_kernel(
 
 @interpreted_alone()
 def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: int, block: int, **options) -> Tensor:
-    """first, key, seen, gi [..., N, C, *] -> [..., N, C, last]; leading axes broadcast."""
+    """Launch `kernel` on first, key, seen and gi [..., N, C, *], whose leading axes broadcast. Return a float32 tensor
+    [..., N, C, last], or [..., N, C, C] for last = 0."""
     *_, N, C, K = key.shape
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (first, key, gi)))
     inputs = [x.expand(*lead, *x.shape[-3:]).contiguous() for x in (first, key, seen, gi)]
@@ -93,10 +102,10 @@ def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: 
 
 
 def scores(query: Tensor, key: Tensor, seen: Tensor, gi: Tensor, block: int, anchor: int, across: bool) -> Tensor:
-    """A [..., N, C, C] of the pairs in different blocks of `block` tokens, at least 16; float32."""
+    """Return the scores [..., N, C, C] of pairs in different blocks, float32, zeros elsewhere. block: tokens, >= 16."""
     return _launch(scores_kernel, query, key, seen, gi, 0, block, ANCHOR=anchor, ACROSS=across)
 
 
 def read(A: Tensor, key: Tensor, seen: Tensor, gi: Tensor, block: int, anchor: int, across: bool) -> Tensor:
-    """What the reads of these pairs get from A, [..., N, C, K]."""
+    """Return `Products.read` summed over pairs in different blocks only, [..., N, C, K] float32."""
     return _launch(read_kernel, A, key, seen, gi, key.shape[-1], block, ANCHOR=anchor, ACROSS=across)

@@ -1,4 +1,4 @@
-"""A training with watched gates: the faulty operator, the law on its exponents, and the record of both."""
+"""Training while the gates are recorded: the faulty operator, the law for its exponents, and the record of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ class Output(NamedTuple):
 
 
 def faulty(op: str, tokens: int = T, scheme: str = "first-row") -> Callable[..., Output]:
-    """Return the operator with a fault, for sequences of that many tokens; its call is that of flakit's own.
+    """Return the faulty operator for sequences of `tokens` tokens. Call it like `chunk_gsa` or `chunk_rwkv6`.
 
-    GSA: padding without decay. RWKV6: chunks anchored by `scheme`, "first-row" (bug A) or "none" (the chunk's start),
-    two of `anchor.SCHEMES`.
+    op "gsa": padding rows without decay. op "rwkv6": chunks anchored by `scheme`, a name in `anchor.SCHEMES`:
+    "first-row" (bug A) or "none" (the chunk's start).
     """
     call = operator(op, padding.products(tokens) if op == "gsa" else partial(Products, scheme=scheme))
     return lambda *x: Output(call(*x))
@@ -58,9 +58,9 @@ def exponents(op: str, decay: Tensor, scheme: str = "first-row", *, chunk: int =
 
 @dataclass
 class Drift:
-    """A training and its gates. first: the number of its first step.
+    """The record of a training run and its gates. first: the number of its first step.
 
-    quantiles: those of each step's exponents, [steps, 5]: 0, 10, 50, 90 and 100%.
+    quantiles [steps, 5]: the 0, 10, 50, 90 and 100% quantiles of each step's exponents.
     """
 
     op: str

@@ -251,8 +251,8 @@ def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
 
 @gluon.jit
 def prepare(buffers, operands, scale):
-    """Compute a chunk's `operands` from its `buffers`: r*, a*, b*, N^T and U, each split, and e^{total}. Return do^T as a
-    left operand."""
+    """Compute a chunk's `operands` from its `buffers`: r*, a*, b*, N^T and U, each split, and e^{total}. Return do^T as
+    a left operand."""
     # Tiles [16, 64] are not transposed here: each warp holds 16 channels as columns.
     COLUMNS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     COLUMNS_LEFT: gl.constexpr = gl.DotOperandLayout(0, COLUMNS, 2)
