@@ -44,8 +44,8 @@ TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
 """The triton release line that each torch release is built with."""
 
 CHAINED_WRONG = (100, 103), "3.6.0", "3.7.1"
-"""Compute capabilities for which Triton, from a version to another, compiles two products that are added to one sum
-wrongly, where a tile has 64 rows (triton-lang/triton#10821). Of later versions flakit knows nothing yet."""
+"""Compute capabilities, and the first and last Triton version known to miscompile, for a tile of 64 rows, two products
+that are added to one sum (triton-lang/triton#10821). Later versions are untested."""
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 1.4e-3}
 """Relative L2 error against float64 that an operator may have, by the dtype of its inputs."""
@@ -351,9 +351,10 @@ def check_on(backend: str, device: str) -> Iterator[Check]:
 
 
 def check_16_bits(device: str) -> Iterator[Check]:
-    """The kernels of 16-bit inputs, which are others than float32's: heads of 64 channels, one of them with decays as a
-    model has them and one with -20, so that both ways through a chunk are gone. In chunks RWKV6 and RWKV7 have other
-    kernels for heads of 80. The interpreter, which cannot multiply bfloat16, is given float16."""
+    """Run the kernels for 16-bit inputs, which differ from those for float32. Of the heads of 64 channels, one has a
+    model's decays and one has -20, so that the mild and the general path through a chunk both run. RWKV6 and RWKV7 also
+    run in chunks with heads of 80 channels, which have their own kernels. The interpreter cannot multiply bfloat16 and
+    gets float16."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
     for name, op in OPERATORS.items():
         for form in op.forms:

@@ -1,8 +1,8 @@
-"""Which build of PyTorch pip is about to bring: `python flakit/torch_build.py`, before anything is downloaded.
+"""Report which build of PyTorch pip will install, before the download: `python flakit/torch_build.py`.
 
-On an ordinary Linux machine pip takes the CUDA build with NVIDIA's packages, several times the size of the build for
-CPUs. A build's version says which it is, 2.13.0+cpu or 2.13.0+cu130; without such a suffix it is, on Linux, a CUDA
-build. Nothing but the standard library is needed here, since nothing else is there yet.
+On an ordinary Linux machine pip installs the CUDA build with NVIDIA's packages, several times the size of the build for
+CPUs. The version names the build, 2.13.0+cpu or 2.13.0+cu130; on Linux a version without a suffix is a CUDA build. This
+module imports only the standard library, because nothing else is installed yet.
 """
 
 import re
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SMALL, LARGE = "2 to 3 GB", "7 to 8 GB"
-"""On disk, what `make lab` installs and pip's cache keeps of it: with PyTorch's build for CPUs, with a CUDA build.
+"""Disk space of what `make lab` installs and of pip's cache, with PyTorch's CPU build and with a CUDA build.
 
 Measured with torch 2.13.0: 2.2 and 5.1 GB in .venv, 0.6 and 2.8 GB of downloads.
 """
@@ -22,12 +22,12 @@ CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 def wanted() -> str:
-    """The version that constraints.txt asks for."""
+    """Return the version of PyTorch pinned in constraints.txt."""
     return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.M).group(1)
 
 
 def here() -> str | None:
-    """The version that is installed, with its suffix, where it is the one wanted."""
+    """Return the installed version with its suffix, or None if PyTorch is missing or is not the pinned version."""
     try:
         installed = version("torch")
     except PackageNotFoundError:
@@ -36,9 +36,9 @@ def here() -> str | None:
 
 
 def coming(seconds: float = 60) -> str | None:
-    """The version of PyTorch that pip would take, with its suffix; None where pip cannot tell.
+    """Return the pinned version as pip would install it, with its suffix, or None if pip does not list it in time.
 
-    pip's own report of a dry run would say more, but where an index serves no metadata it downloads gigabytes for it.
+    A dry run of pip would report more, but if an index serves no metadata, it downloads gigabytes.
     """
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     try:
@@ -47,13 +47,16 @@ def coming(seconds: float = 60) -> str | None:
         )
     except subprocess.SubprocessError:
         return None
-    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)  # the one that pip prefers comes first
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.M)  # pip lists its preferred build first
     builds = [v for v in listed.group(1).split(", ") if v.partition("+")[0] == wanted()] if listed else []
     return builds[0] if builds else None
 
 
 def announcement(torch: str | None, system: str = sys.platform) -> str:
-    """What to tell before PyTorch is downloaded: which build, its size, and how to get the small one instead."""
+    """Return the message before the download: the build, its size, and how to install the small build instead.
+
+    torch: the version with its suffix, None if unknown. system: as `sys.platform`.
+    """
     build = "" if torch is None else torch.partition("+")[2]
     if build == "cpu" or (torch and not build and system != "linux"):
         return f"PyTorch {torch} is coming, a build without CUDA: {SMALL} on disk in all"

@@ -114,7 +114,8 @@ PRESETS = {
 
 
 class DecayExplorer(Panel):
-    """One head of an operator in chunks by an anchor scheme, at one decay for all tokens or a spike at one."""
+    """One head of an operator, computed in chunks with an anchor scheme. All tokens have one decay, or one token has a
+    spike."""
 
     name = "decay-explorer"
     on_view = ("decay", "spike", "scheme")
@@ -327,7 +328,7 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
 
 @functools.cache
 def _first_nan(op: str) -> float:
-    """A decay halfway between the law's first onset and that of o: something is broken, and o is right where it can."""
+    """Return a decay halfway between the law's first onset and o's: a tensor fails, and o can still be finite."""
     law = anchor.limits("none", _inputs(op, -1.0, 128, NONE, 0, "float32", 0), op=op)
     return -math.ceil(50 * (min(law.values()) + law["o"])) / 100
 
@@ -344,7 +345,7 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
 
 @functools.lru_cache(maxsize=64)
 def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
-    """The pairs for which a product is formed, [chunk, chunk]."""
+    """Return for which pairs a product is formed, boolean [chunk, chunk]."""
     anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
@@ -357,7 +358,7 @@ def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _exact(scheme: str, chunk: int) -> np.ndarray:
-    """The pairs with a single exponent, the difference, so that no factor is stored; [chunk, chunk]."""
+    """Return which pairs have a single exponent, an exact difference, and store no factor, boolean [chunk, chunk]."""
     exact = np.zeros((chunk, chunk), bool)
     if not anchor.SCHEMES[scheme].dyadic:
         for tile in anchor.tiles(scheme, chunk):
@@ -367,13 +368,14 @@ def _exact(scheme: str, chunk: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
-    """ln of the largest finite factor of each pair; exact differences and dyadic products are float32."""
+    """Return ln of the largest finite factor of each pair, [chunk, chunk]. Exact differences and dyadic products are
+    float32."""
     dyadic = anchor.SCHEMES[scheme].dyadic
     return np.where(dyadic | _exact(scheme, chunk), LN_MAX[torch.float32], LN_MAX[number_format])
 
 
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose read factor overflows, and columns whose key factor does, alone or times its key."""
+    """Return the rows whose read factor overflows, and the columns whose key factor does, alone or times its key."""
     on_query, on_key = (each.numpy() for each in exponents)
     size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
@@ -396,7 +398,10 @@ def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
 
 
 def _right(errors: dict[str, float], which: str | int) -> str:
-    """Say to how many digits the finite tensors are right. which: "all" if none is broken, else 1, or 2 for several."""
+    """Return a sentence on how many digits of the finite tensors are right.
+
+    which: "all" if every tensor is finite, else the number of finite tensors, 1 or 2 for several.
+    """
     worst = max(errors, key=errors.get)
     names = {"names": listed(list(errors)), "worst": worst}
     if errors[worst] > 0.1:  # infinite where the truth is 0
@@ -407,7 +412,7 @@ def _right(errors: dict[str, float], which: str | int) -> str:
 
 
 def _shares(bad: dict[str, torch.Tensor]) -> str:
-    """Say how much of each broken tensor is NaN and how much inf, and at which token that begins."""
+    """Return a sentence on the share of NaN and of inf in each broken tensor, and on the token where it begins."""
     kinds = []
     for kind, is_kind in (("NaN", torch.isnan), ("inf", torch.isinf)):
         alike: dict[tuple[str, int], list[str]] = {}  # names by share and first token

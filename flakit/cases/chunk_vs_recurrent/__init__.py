@@ -3,10 +3,10 @@
 As reported (flash-linear-attention issues #29 and #36, pull request #37): in bfloat16 most outputs of the two forms
 differ, gradients by up to "3024 times"; the decay tensor was shared between the two calls, `w.clone()` cured it; and
 small differences are amplified along the sequence.
-As measured, three effects to be told apart, and switched on one by one in `switches`:
+As measured: three separate effects, which `switches` turns on one by one:
 - the scale: the script called one form with its default K^-0.5 and the other with 1. That alone gives all six reported
   differences (`REPORTED`), clone or no clone; the two results then differ by one constant factor (`ratio`);
-- aliasing, the story as told: a kernel that overwrites w with its running sum spoils every later call that is handed
+- aliasing, the reported cause: a kernel that overwrites w with its running sum spoils every later call that is handed
   the same w. No published version did this to w, so `overwriting_chunk` is a constructed example;
 - precision: dw from rounded dr and dk (see `decay_gradient`).
 "0.0312", the state gradient's worst difference after the repair, is 2^-5: one step of bfloat16 between 4 and 8, which
