@@ -97,12 +97,12 @@ class Place:
 
     @property
     def short(self) -> str:
-        """file:line, with the file's name alone, or with its folder's for a package."""
+        """The file's name and the line, file.py:12; with the folder for a package's __init__.py."""
         path = Path(self.file)
         return f"{path.parent.name + '/' if path.name == '__init__.py' else ''}{path.name}:{self.line}"
 
     def code(self, most: int = 70) -> str:
-        """The expression, or the line, on one line of at most so many characters."""
+        """Return the expression, or the source line, on one line of at most `most` characters."""
         text = " ".join((self.expression or self.statement).split())
         return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -202,7 +202,7 @@ class Site:
             self.programs.add(program)
 
     def family(self) -> list["Site"]:
-        """This site and all its descendants, each once."""
+        """Return this site and all its descendants, each once."""
         seen, waiting = [], [self]
         while waiting:
             site = waiting.pop(0)
@@ -218,7 +218,7 @@ class Site:
 
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
-        """Where lanes of it or of its descendants were masked away, and how many."""
+        """Number of lanes of this site and its descendants that were masked, by place."""
         counts: Counter[tuple[Place, str]] = Counter()
         for site in self.family():
             counts.update(site.masked)
@@ -226,7 +226,7 @@ class Site:
 
     @property
     def fate(self) -> str:
-        """A sentence: the stores that it reaches, and where it is masked away."""
+        """A sentence on the stores that its bad values reach, and on the places where they are masked."""
         reached = [f"{site.into or 'memory'} ({site.place.short})" for site in self.stores]
         gone = [f"{place.short} ({by}, {lanes} lanes)" for (place, by), lanes in self.dropped.items()]
         if reached:
@@ -308,7 +308,7 @@ class Report:
 
 
 def grid(rows: Iterable[Sequence[str | Text]], bold: str = "") -> Table:
-    """Rows of cells without rules, indented; bold: the first cell of a row whose others are."""
+    """Lay out rows of cells in columns, indented, without rules. bold: the first cell of the rows to set in bold."""
     table = Table.grid(padding=(0, 2))
     for first, *others in rows:
         style = "bold" if bold and first == bold else ""
@@ -317,7 +317,7 @@ def grid(rows: Iterable[Sequence[str | Text]], bold: str = "") -> Table:
 
 
 def section(title: str, rows: Sequence[Sequence[str | Text]], more: str, most: int = 8) -> Iterator[RenderableType]:
-    """The first rows under a title, and how many `more` there are; nothing for no rows."""
+    """Yield a title, the first `most` rows, and how many `more` there are. Without rows yield nothing."""
     if rows:
         yield Text(f"\n{title}", style="bold")
         yield grid(rows[:most])
@@ -326,7 +326,7 @@ def section(title: str, rows: Sequence[Sequence[str | Text]], more: str, most: i
 
 
 def place_rows(place: Place, where: str, expression: bool = True) -> list[tuple[str, str]]:
-    """The rows that name a place: where it is, who called it, its line, and, if asked for, the expression in it."""
+    """Return the rows that name a place: its location, its callers, its line and, if `expression`, what it computes."""
     rows = [("where", where), *(("", f"called from {function}, line {line}") for function, line in place.via)]
     rows += [("line", place.statement)]
     if expression and place.expression and place.expression != place.statement:
@@ -363,7 +363,7 @@ class Trace(Report):
         return self.sites[0] if self.sites else None
 
     def first_in(self, kernel: str) -> Site | None:
-        """The site of a kernel's first non-finite tile."""
+        """Return the site of a kernel's first non-finite tile, None if all were finite."""
         return next((site for site in self.sites if site.place.kernel == kernel), None)
 
     @property
@@ -382,7 +382,7 @@ class Trace(Report):
 
     @property
     def roots(self) -> list[Site]:
-        """The sites without parents."""
+        """The sites without parents, at which non-finite values originate."""
         return [site for site in self.sites if not site.parents]
 
     def to_dict(self) -> dict:
@@ -467,7 +467,7 @@ class Trace(Report):
         return figure.canvas
 
     def drawn(self) -> dict:
-        """The arguments of `TraceFigure.update`."""
+        """Return the arguments of `TraceFigure.update`."""
         from ..figures.trace import Branch, Room
 
         rooms = [Room(f"{line.place.line}  {line.place.code(60)}", line.largest, line.room) for line in self.headroom]
@@ -494,7 +494,7 @@ class Trace(Report):
         )  # fmt: skip
 
     def tree(self, site: Site) -> list[tuple[int, Site]]:
-        """A site and its descendants, each once with its generation, parents before children."""
+        """Return a site and its descendants, each once with its generation, parents before children."""
         generations, seen = [], set()
 
         def grow(site: Site, depth: int) -> None:
@@ -510,7 +510,7 @@ class Trace(Report):
     def _programs(
         self, kernel: str, first: tuple[int, ...] | None, wide: int = 32
     ) -> tuple[np.ndarray | None, tuple[int, int], np.ndarray | None]:
-        """A kernel's grid as cells, the cell of program `first`, and the cells without a program."""
+        """Return a kernel's grid as a matrix of cells, the cell of program `first`, and the cells without a program."""
         if first is None:
             return None, (0, 0), None
         shape = self.grids.get(kernel, tuple(i + 1 for i in first))
@@ -612,7 +612,7 @@ class Trace(Report):
 
 
 def _flat(cells: np.ndarray, index: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, int]]:
-    """Lanes as rows and columns (of more axes, the last two at the first bad lane), and the cell of that lane."""
+    """Return the lanes as a matrix (of more than two axes the last two at `index`), and the cell of lane `index`."""
     if cells.ndim == 0:
         return cells.reshape(1, 1), (0, 0)
     if cells.ndim == 1:
@@ -635,7 +635,7 @@ def _tuple(x: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _runs(lanes: np.ndarray | None) -> list[list[int]] | None:
-    """Runs of equal lanes: [what, how many]."""
+    """Return the runs of equal lanes, [value, length] each."""
     if lanes is None:
         return None
     flat = lanes.reshape(-1)
