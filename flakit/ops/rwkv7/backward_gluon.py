@@ -1,6 +1,6 @@
 """RWKV7's backward on Hopper GPUs, in Gluon: `fused_chunk_triton.backward_kernel` split into the recurrence over chunks
-and the gradients of each chunk, which are computed in parallel. `fused_chunk_triton` explains the symbols and the terms
-"part" and "mild".
+and the gradients of each chunk, which are computed in parallel. `fused_chunk_triton` explains symbols, parts and mild
+chunks.
 
 1. `chain_kernel` runs one program per part and head. It walks the chunks from last to first, computes only D, the
    gradient of the state leaving each chunk, and y, and stores both.
@@ -9,10 +9,9 @@ and the gradients of each chunk, which are computed in parallel. `fused_chunk_tr
 
 The three kernels process a part in segments, the last segment first, which bounds the memory for D and y.
 
-**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory; Triton's compiler chooses its
-own. The same split written in Triton is slower than `backward_kernel` (data/tuning.md). Each warp holds a band of 16
-channels, as in `common.bands_triton`. The compiler inserts the barriers: at a `wait_group`, and wherever warps exchange
-data through a buffer.
+**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory. With the layouts that Triton's
+compiler chooses, the same split is slower than `backward_kernel` (data/tuning.md). Each warp holds a band of 16
+channels, as in `common.bands_triton`. The compiler inserts barriers at a `wait_group` and between uses of a buffer.
 
 **Units.** D, y, F, G, k and the scores of k are float16 operands. To cover the range of float32, each is divided by a
 power of two, its unit, such that its largest element is in [2^13, 2^14). Elements down to 2^-27 of the largest have
@@ -133,11 +132,8 @@ def store_split(s_high, s_low, x):
 
 @gluon.jit
 def unit_of(largest):
-    """Return the power of two for which largest / unit is in [2^13, 2^14), but at least 2^-119.
-
-    For an infinity or NaN the unit is NaN, and so is the whole tile: the unit of an infinity would round the finite
-    numbers beside it to zero.
-    """
+    """Return the power of two for which largest / unit is in [2^13, 2^14), but at least 2^-119. For infinity or NaN
+    return NaN, which makes the whole tile NaN: an infinite unit would turn its finite numbers into zeros."""
     exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
     unit = gl.maximum(exponent, 0x0A800000) - 0x06800000
     return gl.where(exponent == 0x7F800000, 0x7FC00000, unit).to(gl.float32, bitcast=True)
@@ -228,11 +224,8 @@ def allocate_results():
 
 @gluon.jit
 def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
-    """Start the asynchronous copy of a chunk's rows, and of its N and U, to shared memory.
-
-    base: offset of the chunk's first row in r. i: index of the chunk and head in `scores`. rows: number of rows to
-    read; the others are filled with zeros, all 16 of them if rows <= 0.
-    """
+    """Start the asynchronous copy of a chunk's rows, and of its N and U, to shared memory. base: offset of the first
+    row in r. i: index of the chunk and head in `scores`. rows: number of rows to read; the others become zeros."""
     s_w, s_r, s_a, s_b, s_do, s_A = buffers
     o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
     o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
@@ -356,12 +349,12 @@ def chain_kernel(
 ):  # fmt: skip
     """Compute D and y of one segment of a part: of its chunks skipped + chunks - 1 down to `skipped`.
 
-    Before the kernel, `carried` holds the gradient of the state leaving the segment; after it, of the state entering
-    it. For each chunk, D, the gradient of the state leaving it, and y are stored with their units. The segment with
-    skipped = 0 in a sequence's first part also stores the gradient of the initial state in `first`. In registers: D^T.
+    In `carried`, replace the gradient of the state leaving the segment by that of the state entering it. Store D
+    leaving each chunk, and y, with their units. The segment with skipped = 0 in a sequence's first part also stores the
+    gradient of the initial state in `first`. In registers: D^T.
 
-    r, w, a, b, do [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16], carried [parts, H, 64, 64]
-    first [N, H, 64, 64]: gradients of the initial states
+    r, w, a, b, do [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16]
+    carried [parts, H, 64, 64], first [N, H, 64, 64]
     D [parts, H, chunks, 64 (v), 64 (k)], y [parts, H, chunks, 16, 64], both float16 in units of `units`
     units [parts, H, chunks, 65]: of the 64 channels of y, and of D
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
@@ -396,8 +389,7 @@ def chain_kernel(
     for n in range(0, pairs):
         base -= 2 * C * H * 64
         i -= 2 * H
-        # -C in the last iteration: no chunk is left to fetch.
-        rows = gl.where(n + 1 < pairs, rows + 2 * C, -C)
+        rows = gl.where(n + 1 < pairs, rows + 2 * C, -C)  # no chunk is left to fetch after the last pair
         b_D, b_do = walk_chunk(
             b_D, b_do, buffers_1, buffers_0, operands_0, operands_1, largest_0, largest_1, results_0, results_1,
             r, w, a, b, do, scores, D, y, units, scale, base, i, rows, at, n > 0, H,
@@ -673,9 +665,8 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
 
     plan: the `_Plan` of `fused_chunk_triton`; where: its arguments of `locate_program` for parts.
     inputs: r, w, k, v, a, b; grads: dr, dw, dk, dv, da, db; do: the gradient of o. All [B, T, H, 64] bfloat16.
-    saved: states, v2, units, scores and mild, as the forward kernels stored them.
+    saved: states, v2, units, scores and mild, as the forward kernels stored them. first [N, H, 64, 64] float32.
     last [parts, H, 64, 64]: the gradients of the states leaving the parts, or None for zeros.
-    first [N, H, 64, 64] float32.
     """
     r, w, k, v, a, b = inputs
     *_, scores, mild = saved
