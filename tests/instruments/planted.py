@@ -315,7 +315,8 @@ def _transposed(BK: int, BV: int) -> Callable:
             return found
         if BK != BV:
             raise transposed_mask.DoesNotCompile("Cannot make_shape_compatible: incompatible dimensions")
-        seen = S * transposed_mask.loaded(S.shape[-2], S.shape[-1], BK, BV)
+        K, V = S.shape[-2:]
+        seen = S * transposed_mask.tiles(K, V, BK, BV)[:K, :V]
         rows = [x[name] for name in ("r", "k", "v", "w", "u")]
         (dstate,) = x["dstates"]
         faulty = OPERATORS["rwkv6"].chunked.backward(*rows, x["scale"], seen, x["do"], dstate, 64)

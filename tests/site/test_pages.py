@@ -24,7 +24,8 @@ WIDER = """() => {
   return ['page'].concat(all.slice(0, 3).map(x => x.outerHTML.slice(0, 120)));
 }"""
 PICTURES = """async () => {
-  const images = [...document.images];
+  const copy = image => image.closest('.flakit-piece') && image.getAttribute('role') !== 'img';
+  const images = [...document.images].filter(image => !copy(image));  // a picture in pieces is described once
   for (const image of images) image.loading = 'eager';
   await Promise.all(images.map(image => image.decode().catch(() => 0)));
   return images.map(image => [image.getAttribute('src'), image.naturalWidth, image.alt]);

@@ -122,7 +122,7 @@ class Played:
 
     @property
     def image(self):
-        return self.root.locator(".flakit-picture-box img.flakit-picture")
+        return self.root.locator(".flakit-picture-box img[role=img]")  # of a picture in pieces, not the copies
 
     @property
     def readout(self):
