@@ -1,90 +1,15 @@
-"""The reference recurrence and its hand-written backward, in float64: against autograd, finite differences, itself."""
+"""GSA's reference by hand, and the steps that it yields; tests/ops/test_reference.py has what all operators share."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from flakit.numerics.evaluate import cotangents
-from flakit.numerics.inputs import inputs
-from flakit.ops.gsa import chunk_torch, reference
+from flakit.ops.gsa import reference
 from flakit.ops.gsa.reference import BackwardStep, ForwardStep, steps
+from tests.ops.recurrences import Recurrence, flat
 
-TENSORS = ("q", "k", "v", "s", "g")
-NAMES = (*TENSORS, "hk", "hv")
-DECAYS = ["gsa", "rwkv6-wide", "none", -1e-4, -8.0, -50.0, "spikes", "inf-spikes", "forget"]
-
-
-def arguments(T=7, K=5, V=3, M=4, G=1, decay="rwkv6-wide", seed=0, B=2, dtype=torch.float64):
-    made = inputs(
-        "gsa", B=B, T=T, H=2, HQ=2 * G, K=K, V=V, M=M, decay=decay, dtype=dtype, initial_state=True, seed=seed
-    )
-    do, dstate = cotangents("gsa", made, dfinal_state=True)
-    return (*(made[name] for name in TENSORS), 0.3, made["initial_state"]), do, dstate
-
-
-def flat(outputs):
-    """(x, …, (hk, hv)) -> (x, …, hk, hv)."""
-    return (*outputs[:-1], *outputs[-1])
-
-
-def by_autograd(args, do, dstate):
-    leaves = [x.clone().requires_grad_() for x in (*args[:5], *args[6])]
-    outputs = flat(reference.forward(*leaves[:5], args[5], tuple(leaves[5:])))
-    return torch.autograd.grad(outputs, leaves, (do, *dstate))
-
-
-@pytest.mark.parametrize("G", [1, 3])
-@pytest.mark.parametrize("T", [1, 2, 7])
-@pytest.mark.parametrize("decay", DECAYS, ids=str)
-def test_backward_is_autograd_of_forward(decay, T, G):
-    args, do, dstate = arguments(T=T, G=G, decay=decay)
-    found = flat(reference.backward(*args, do, dstate))
-    for name, got, expected in zip(NAMES, found, by_autograd(args, do, dstate), strict=True):
-        assert got.isfinite().all()
-        assert_close(got, expected, rtol=1e-12, atol=1e-13, msg=lambda text, name=name: f"d{name}: {text}")
-
-
-def test_backward_without_states():
-    (*rows, scale, _), do, dstate = arguments()
-    zeros = tuple(torch.zeros_like(x) for x in dstate)
-    for got, expected in zip(
-        flat(reference.backward(*rows, scale, None, do, None)),
-        flat(reference.backward(*rows, scale, zeros, do, zeros)),
-        strict=True,
-    ):
-        assert torch.equal(got, expected)
-
-
-def test_forward_and_backward_against_finite_differences():
-    (*rows, scale, state), _, _ = arguments(T=3, K=3, V=2, M=2, G=2, B=1)
-
-    class HandWritten(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *x):
-            ctx.save_for_backward(*x)
-            return flat(reference.forward(*x[:5], scale, x[5:]))
-
-        @staticmethod
-        def backward(ctx, do, dhk, dhv):
-            x = ctx.saved_tensors
-            return flat(reference.backward(*x[:5], scale, x[5:], do, (dhk, dhv)))
-
-    leaves = [x.clone().requires_grad_() for x in (*rows, *state)]
-    assert torch.autograd.gradcheck(HandWritten.apply, leaves)
-
-
-def test_a_positive_gate_is_computed_not_refused():
-    args, do, dstate = arguments()
-    grown = (*args[:4], -args[4], *args[5:])
-    for got, expected in zip(flat(reference.backward(*grown, do, dstate)), by_autograd(grown, do, dstate), strict=True):
-        assert_close(got, expected)
-
-
-def test_scale_defaults_to_root_of_k():
-    (*rows, _, state), _, _ = arguments()
-    assert torch.equal(reference.forward(*rows, None, state)[0], reference.forward(*rows, 5**-0.5, state)[0])
+RECURRENCE = Recurrence("gsa")
 
 
 def test_two_tokens_by_hand():
@@ -108,11 +33,11 @@ def test_two_tokens_by_hand():
     V=st.integers(1, 4),
     M=st.integers(1, 4),
     G=st.integers(1, 3),
-    decay=st.sampled_from(DECAYS),
+    decay=st.sampled_from(RECURRENCE.decays),
     seed=st.integers(0, 99),
 )
 def test_steps_tell_the_whole_story(T, K, V, M, G, decay, seed):
-    args, do, dstate = arguments(T, K, V, M, G, decay, seed)
+    args, do, dstate = RECURRENCE.arguments(T=T, K=K, V=V, M=M, G=G, decay=decay, seed=seed)
     told = list(steps(*args, do=do, dfinal_state=dstate))
     there, back = told[:T], told[T:]
     assert [type(x) for x in told] == [ForwardStep] * T + [BackwardStep] * T
@@ -132,8 +57,8 @@ def test_steps_tell_the_whole_story(T, K, V, M, G, decay, seed):
         assert_close(x.o, torch.einsum("bhm,bhmv->bhv", x.p, owner_hv))
         hk, hv = x.hk, x.hv
 
-    grads = dict(zip(NAMES, flat(reference.backward(*args, do, dstate)), strict=True))
-    for name in TENSORS:
+    grads = dict(zip((*RECURRENCE.tensors, "hk", "hv"), flat(reference.backward(*args, do, dstate)), strict=True))
+    for name in RECURRENCE.tensors:
         assert torch.equal(torch.stack([getattr(x, f"d{name}") for x in reversed(back)], 1), grads[name])
     arriving = dstate
     for x in back:
@@ -147,25 +72,3 @@ def test_steps_tell_the_whole_story(T, K, V, M, G, decay, seed):
 
 def written_by_queries(left, right, G):
     return torch.einsum("bhgx,bhgy->bhxy", left.unflatten(1, (-1, G)), right.unflatten(1, (-1, G)))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    T=st.integers(1, 40),
-    G=st.integers(1, 2),
-    decay=st.sampled_from(DECAYS),
-    C=st.sampled_from([1, 2, 8, 32]),
-    seed=st.integers(0, 99),
-)
-def test_chunked_form_is_the_recurrence(T, G, decay, C, seed):
-    args, do, dstate = arguments(T=T, G=G, decay=decay, seed=seed)
-    chunked = flat(chunk_torch.forward(*args, C)) + flat(chunk_torch.backward(*args, do, dstate, C))
-    walked = flat(reference.forward(*args)) + flat(reference.backward(*args, do, dstate))
-    for got, expected in zip(chunked, walked, strict=True):
-        assert_close(got, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_half_precision_inputs_are_computed_in_float32():
-    args, do, dstate = arguments(dtype=torch.bfloat16)
-    assert {x.dtype for x in flat(reference.forward(*args))} == {torch.float32}
-    assert {x.dtype for x in flat(reference.backward(*args, do, dstate))} == {torch.float32}
