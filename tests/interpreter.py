@@ -10,6 +10,9 @@ the result's type at once. Calls of the interpreter's builder, which traces obse
 
 from dataclasses import replace
 
+VERSIONS = "3.6", "3.7"
+"""The versions of Triton whose interpreter computes the same with and without these replacements (test_interpreter)."""
+
 
 class _Nothing:
     def restore(self) -> None:
@@ -17,11 +20,12 @@ class _Nothing:
 
 
 def hurry() -> None:
-    """Speed up the interpreter of this process; do nothing in a Triton whose interpreter has other parts."""
+    """Speed up the interpreter of this process; do nothing in a Triton of another version."""
+    import triton
     from triton import language
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):
+    if triton.__version__.rpartition(".")[0] not in VERSIONS:
         return
     _replace_once(interpreter, language)
     _call_directly(interpreter)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from flakit.numerics.operators import OPERATORS
+from tests import interpreter, roomy
 from tests.commands import completed
 
 CODE = """
@@ -29,3 +30,25 @@ def test_to_the_same_bits():
         completed(sys.executable, "-c", CODE, how, *OPERATORS, check=True).stdout for how in ("hurried", "as it is")
     )
     assert hurried == own and len(own.splitlines()) == 3 * len(OPERATORS)
+
+
+def test_a_triton_of_another_version_is_left_alone(monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", "4.0.0")
+    monkeypatch.setattr("tests.interpreter._replace_once", lambda *_: pytest.fail("replaced"))
+    interpreter.hurry()
+    monkeypatch.setattr(triton, "__version__", "3.7.9")
+    with pytest.raises(pytest.fail.Exception, match="replaced"):
+        interpreter.hurry()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_frames_have_room_in_the_versions_of_python_that_were_measured(monkeypatch, has_room):
+    def function():
+        return "result"
+
+    monkeypatch.setattr(roomy, "VERSIONS", (sys.version_info[:2],) if has_room else ())
+    with_room = roomy.roomy(function)
+    assert (with_room is not function) == has_room and with_room() == "result"
+    assert (with_room.__code__.co_stacksize >= roomy.HALF) == has_room

@@ -3,6 +3,7 @@
 Functions that measure take a `Meter` as an argument, so that tests can pass one that needs no GPU.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -71,6 +72,7 @@ class Meter:
 
     def extra_gib(self, call: Callable[[], object]) -> float:
         """Return the peak memory of a call above the memory allocated before it, in GiB."""
+        gc.collect()  # tensors of earlier calls in cycles, which Python would else free during this one
         self.wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
