@@ -98,7 +98,7 @@ def casebook(head):
         rows.append((f"[{name}](#{case.name})", title, f"[{case.notebook[:2]}]({lesson})"))
         stories.append(
             f"## {name}\n\n{title}.\n\n"
-            f"told\n: {escaped(case.told)}{_threads(case.threads)}\n\n"
+            f"reported\n: {escaped(case.reported)}{_threads(case.threads)}\n\n"
             f"measured\n: {escaped(case.measured)}\n\n"
             f"lesson\n: [{case.notebook}]({lesson})\n\n"
             f"knobs\n: {_knobs(case)}\n"

@@ -67,7 +67,7 @@ def test_cases_runs_one_with_knobs(words):
 
 def test_cases_without_knobs_tells_the_story():
     done = run("cases", "strides")
-    assert done.exit_code == 0 and "told" in done.output and "[2, 100, 4, 64]: misread" in done.output
+    assert done.exit_code == 0 and "reported" in done.output and "[2, 100, 4, 64]: misread" in done.output
 
 
 def test_cases_all_fails_where_a_law_fails(monkeypatch):

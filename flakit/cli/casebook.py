@@ -79,7 +79,7 @@ def _knobs(words: list[str]) -> dict[str, str]:
 
 def _list_cases(listed, console: Console, json: bool) -> None:
     if json:
-        fields = ("name", "title", "told", "measured", "threads", "notebook")
+        fields = ("name", "title", "reported", "measured", "threads", "notebook")
         entries = [
             {field: getattr(case, field) for field in fields}
             | {"knobs": {name: {"default": knob.default, "expects": knob.expects} for name, knob in case.knobs.items()}}
@@ -90,7 +90,7 @@ def _list_cases(listed, console: Console, json: bool) -> None:
     table = Table.grid(padding=(0, 2))
     for case in listed:
         table.add_row(f"[bold]{case.name}[/]", escape(case.title))
-        for row in _told_and_measured(case):
+        for row in _reported_and_measured(case):
             table.add_row(*row)
         knobs = " ".join(f"--{name} {_shell(knob.default)}" for name, knob in case.knobs.items())
         table.add_row("  [dim]knobs[/]", f"[dim]{escape(knobs)}[/]")
@@ -101,10 +101,10 @@ def _list_cases(listed, console: Console, json: bool) -> None:
     )
 
 
-def _told_and_measured(case) -> list[tuple[str, str]]:
-    told = f"{escape(case.told)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.told)
+def _reported_and_measured(case) -> list[tuple[str, str]]:
+    reported = f"{escape(case.reported)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.reported)
     return [
-        ("  [dim]told[/]", told),
+        ("  [dim]reported[/]", reported),
         ("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]"),
     ]
 
@@ -126,7 +126,7 @@ def _story(case, rows: list, knobs: dict) -> Group:
         table.add_row(*cells, marks[row.agrees])
     story = Table.grid(padding=(0, 2))
     story.add_row(f"[bold]{case.name}[/]", escape(case.title))
-    for row in _told_and_measured(case):
+    for row in _reported_and_measured(case):
         story.add_row(*row)
     return Group(story, table)
 

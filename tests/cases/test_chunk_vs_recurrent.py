@@ -1,4 +1,4 @@
-"""The case `chunk_vs_recurrent`: its three causes and its story, each told apart from the others."""
+"""The case `chunk_vs_recurrent`: its three causes and its story, each apart from the others."""
 
 import importlib.machinery
 import importlib.metadata

@@ -60,7 +60,7 @@ def test_a_loss_on_the_state_gives_zeros():
 def test_reproduce():
     rows = {row.what: row for row in case.reproduce()}
     for name in ("dk", "dv", "dw"):
-        assert 0.39 <= rows[f"loss on both (told: 39-46%): {name} off by"].measured <= 0.46
+        assert 0.39 <= rows[f"loss on both (reported: 39-46%): {name} off by"].measured <= 0.46
         assert rows[f"loss on the state alone: {name} off by"].measured == 1.0
 
 

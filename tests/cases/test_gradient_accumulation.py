@@ -45,7 +45,7 @@ def test_law_and_measurement_agree_with_any_number_of_threads(threads):
 def test_a_wrong_law_would_be_rejected():
     row = measured("takes **kwargs", 4)
     batch = case.SEQUENCES // 4
-    for planted in (batch * 4, 1, 1 / 4, 4 * 15 / 16):  # as told; no fault; divided twice; counted too
+    for planted in (batch * 4, 1, 1 / 4, 4 * 15 / 16):  # as reported; no fault; divided twice; counted too
         assert not agrees(planted, row)
     assert not agrees(1, measured("uses num_items_in_batch", 4))
 
@@ -55,7 +55,7 @@ def test_every_row_of_the_story_agrees_and_the_told_factor_does_not():
     assert all(row.agrees for row in rows)
     told = {row.what: row.recorded / row.measured for row in rows if not math.isnan(row.recorded)}
     off = {what for what, factor in told.items() if abs(factor - 1) > 2e-3}
-    assert off == {"takes **kwargs, accumulation 4: loss, as told"}
+    assert off == {"takes **kwargs, accumulation 4: loss, as reported"}
 
 
 @pytest.mark.parametrize("contract", [name for name in case.CONTRACTS if name != "takes **kwargs"])

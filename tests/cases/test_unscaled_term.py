@@ -17,7 +17,7 @@ def test_law_says_how_much_of_the_term_is_left(way):
 
 
 WRONG_LAWS = {
-    "too small, as told": lambda scale: min(1.0, 1 / scale),
+    "too small, as reported": lambda scale: min(1.0, 1 / scale),
     "all of it": lambda scale: 1.0,
     "the scale": lambda scale: scale,
 }

@@ -1,9 +1,9 @@
 """What anomaly detection says of a NaN, and what it does not.
 
 `torch.autograd.detect_anomaly` checks the outputs of every node of the backward pass and stops at the first NaN. As
-told (flash-linear-attention issue #77): it names output 3 of GSA's backward pass, so the fault is in the computation of
-that gradient. As measured, with the fault of `padding`: it does name output 3, the gradient of s, the key that padding
-reaches. That is right, but it is all it reports:
+reported (flash-linear-attention issue #77): it names output 3 of GSA's backward pass, so the fault is where that
+gradient is computed. As measured, with the fault of `padding`: it does name output 3, the gradient of s, the key that
+padding reaches. That is right, but it is all it reports:
 - one node and one number. An operator written as one autograd.Function is one node, whatever happens inside; only its
   first output with a NaN is named, not the token, the block or the operation.
 - NaN only. Infinite gradients pass silently: with `anchor`'s bug A in one channel and constant decays, dr and dv are

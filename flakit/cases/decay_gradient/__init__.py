@@ -1,7 +1,7 @@
 """The gradient of the decay as a difference of two running sums, and as a sum that does not cancel.
 
-Told: chunk and recurrent kernels give different dw because small differences are amplified along the sequence.
-Measured: with equal scale and inputs, one formula is the cause. RWKV6's decay gradient needs no state in the form
+As reported: chunk and recurrent kernels give different dw because small differences are amplified along the sequence.
+As measured: with equal scale and inputs, one formula is the cause. RWKV6's decay gradient needs no state in the form
 
     dw_t = sum_{s>t} r_s dr_s - sum_{s>=t} k_s dk_s            (the identity, bonus terms left out)
 

@@ -205,7 +205,7 @@ def reproduce(seed: int = 0) -> list[Row]:
     both, state, predicted = errors(x), errors(x, on="state"), law(x)
     return [
         *(
-            Row(f"loss on both (told: 39-46%): {name} off by", 0.425, predicted[name], both[name], WITHIN[name])
+            Row(f"loss on both (reported: 39-46%): {name} off by", 0.425, predicted[name], both[name], WITHIN[name])
             for name in predicted
         ),
         *(Row(f"loss on both: {name} off by", 0.0, 0.0, both[name]) for name in ("dr", "du")),

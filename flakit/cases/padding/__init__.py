@@ -251,7 +251,7 @@ def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op:
     return Clamp(at, math.exp(at), relative_l2(results["o"], exact), finite)
 
 
-TOLD = {
+RECORDED = {
     3000: {-1.84: "none", -1.86: "2976 … 2991", -2.8: "2960 … 2991", -5.6: "2944 … 2991"},
     64: {-50.0: "none"},
     128: {-50.0: "none"},
@@ -380,5 +380,5 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
     """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
-    rows = [_lost(T, gate, recorded, form, op) for T, gates in TOLD.items() for gate, recorded in gates.items()]
+    rows = [_lost(T, gate, recorded, form, op) for T, gates in RECORDED.items() for gate, recorded in gates.items()]
     return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]
