@@ -277,8 +277,8 @@ def _overlap():
     return (
         f"On two {card}s RWKV6's {row['T']:,} tokens take "
         f"{row['together_ms']:.2f} ms ({row['alone_ms'] / row['together_ms']:.2f} times as fast as one). The last "
-        f"rank's messages are under way {row['under_way_ms']:.2f} ms of that, most of it until the other rank sends, "
-        f"and in {row['overlapped']:.0%} of this its kernels compute "
+        f"rank's messages are in flight for {row['under_way_ms']:.2f} ms of that, including the wait for the other "
+        f"rank, and {row['overlapped']:.0%} of this time overlaps with its kernels "
         "([h200_ranks](results/h200_ranks.md)). All-gathers as large and nothing else, both ranks at once, take "
         f"{row['gather_ms']:.2f} ms with all that their host does."
     )

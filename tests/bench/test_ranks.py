@@ -17,7 +17,7 @@ TABLE = recorded.read("h200_ranks")
     [
         ("README.md", "{least:.2f} to {most:.2f} times as fast on two H200s as on one"),
         ("README.zh.md", "两张 H200 的速度是一张的 {least:.2f} 到 {most:.2f} 倍"),
-        ("CHANGELOG.md", "on two GPUs that was {least:.2f} to {most:.2f} times as fast"),
+        ("CHANGELOG.md", "on two GPUs that is {least:.2f} to {most:.2f} times as fast"),
     ],
 )
 def test_ratios_are_those_recorded(text, sentence):
