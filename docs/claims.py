@@ -22,29 +22,11 @@ from dataclasses import dataclass
 
 import nbformat
 
-from docs.lessons import code_cells, prose_cells, read
-
 _DIGITS = r"[−-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?"
-_CLAIM = re.compile(
+CLAIM = re.compile(
     rf"(?:(?<![\w.])(?P<number>{_DIGITS})(?P<percent>\s?%)?[\s*$)]*)?<!--=\s*(?P<expression>.+?)\s*-->", re.S
 )
 _SAID = re.compile(rf"(?<![\w.^/])(?P<number>{_DIGITS})(?P<percent>\s?%)?(?![\w/^])")
-_NO_CLAIMS = [
-    r"^```.*?^```",  # code
-    r"`[^`]*`",
-    r"\$\$.*?\$\$",  # formulas
-    r"\$[^$]*\$",
-    r"\]\([^)]*\)",  # where a link leads to
-    r"\b(?:[Nn]otebook|[Ll]esson)s? \d\d(?:(?:, | and | to )\d\d)*",
-    r"\[\d\d_\w+",  # their names
-    r"\babout\s+\d+\s+minutes",
-    r"约?需要 \d+ 分钟",
-    r"\bExercise \d+",
-    r"练习 \d+",
-    r"第 \d\d 课",
-    r"^\s*\d+\. ",  # lists
-    r"^\| \d+ \||\| \d+ \| \d+ \|$",
-]
 NEAR = 0.04
 """Numbers that differ by less than this share of theirs are taken for the same, told differently."""
 
@@ -100,7 +82,7 @@ class Claim:
 def claims(prose):
     """Every claim of a cell of prose, in order."""
     in_order = []
-    for match in _CLAIM.finditer(prose):
+    for match in CLAIM.finditer(prose):
         written, digits, percent = _context(prose, match), match["number"], bool(match["percent"])
         number, half = _number(digits, percent) if digits else (None, 0.0)
         kind = _kind(digits or "", percent)
@@ -119,16 +101,6 @@ def _number(digits, percent):
 def _context(prose, match):
     before = re.sub(r"<!--.*?-->", "", prose[: prose.rindex("<!--=", 0, match.start("expression"))], flags=re.S)
     return " ".join(before.split())[-50:]
-
-
-def not_held(prose):
-    """The numbers that claim something and are held to nothing."""
-    for pattern in _NO_CLAIMS:
-        # What a formula holds stays held by the comment after it.
-        prose = re.sub(pattern, " ", prose, flags=re.M | re.S)
-    prose = _CLAIM.sub(" ", prose)
-    prose = re.sub(r"<!--.*?-->", " ", prose, flags=re.S)
-    return re.findall(r"(?<![\w.,])[−-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?\s?%?(?![\w])", prose)
 
 
 def with_probes(notebook):
@@ -208,22 +180,3 @@ def _kind(digits, percent):
 def _figures(digits):
     """How many significant digits a number is written with; zeros behind an integer count."""
     return len(re.sub(r"e.*|[^\d]", "", digits).lstrip("0"))
-
-
-def letters(prose):
-    """The letters of its formulas: gi and j of gi_j, i and j of A_ij. Words that are set upright are none."""
-    prose = re.sub(r"<!--.*?-->|^```.*?^```|`[^`]*`", " ", prose, flags=re.M | re.S)
-    names = set()
-    for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", prose, re.S):
-        formula = re.sub(r"\\(?:text|operatorname|mathrm|begin|end|mathrel)\{[^}]*\}", " ", block or inline)
-        formula = formula.replace(r"\kappa", "κ").replace(r"\alpha", "α")
-        for word in re.findall(r"_\{?[A-Za-z]+|[A-Za-zκασ]+", re.sub(r"\\[a-zA-Z]+", " ", formula)):
-            names |= set(word.lstrip("_{")) if word[0] == "_" else {word}
-    return names
-
-
-def minutes(path):
-    """About how long a lesson takes: prose at 130 words a minute, half a minute a cell of code, in steps of five."""
-    lesson = read(path)
-    prose = " ".join(re.sub(r"<!--.*?-->", "", cell.source, flags=re.S) for cell in prose_cells(lesson))
-    return 5 * math.ceil((len(prose.split()) / 130 + len(code_cells(lesson)) / 2) / 5)

@@ -8,9 +8,10 @@ import nbformat.v4
 import pytest
 import torch
 
-from docs.claims import broken, claims, contradicted, letters, minutes, not_held, with_probes
+from docs.claims import broken, claims, contradicted, with_probes
 from docs.lessons import LESSONS, NOTEBOOKS, code_cells, name, prose_cells, read, run
 from flakit.panels import sketch
+from tests.notebooks.prose import letters, minutes, not_held
 
 pytestmark = pytest.mark.notebook
 

@@ -5,9 +5,10 @@ import re
 import nbformat
 import pytest
 
-from docs.claims import broken, claims, not_held, with_probes
+from docs.claims import broken, claims, with_probes
 from docs.lessons import NOTEBOOKS, TRANSLATIONS, name, prose_cells, read, run
 from tests.notebooks import translations
+from tests.notebooks.prose import not_held
 from tests.notebooks.translations import KEY, digest, english, outdated, skeleton
 
 pytestmark = pytest.mark.notebook
