@@ -9,7 +9,7 @@ import torch
 
 from ..numerics.operators import Operator
 from ..ops.common.dispatch import interpreted, interpreted_alone
-from .call import forward_backward
+from .call import Ran, forward_backward
 from .finding import Finding, findings, raised
 from .pair import ranks_device, unsupported
 from .runner import Runner
@@ -127,6 +127,14 @@ def _plainest(runner: Runner, learnt: Learnt, seed: int) -> None:
     raise ValueError(f"{runner.subject.name}: it takes none of the plainest calls. {refusals[0]}")
 
 
+def _tried(runner: Runner, setting: Setting, backward: bool = True) -> Ran | Refused | Broken:
+    """The run at a setting, or the error that it raised."""
+    try:
+        return runner.run(setting, backward=backward)
+    except (Refused, Broken) as error:
+        return error
+
+
 def _refusal(runner: Runner, learnt: Learnt, crash_refuses: bool = False, **fields) -> str | None:
     """Why the subject does not take its plainest call with these fields; None if it does.
 
@@ -134,18 +142,14 @@ def _refusal(runner: Runner, learnt: Learnt, crash_refuses: bool = False, **fiel
     crashes that come and go, for `truth` to ask again.
     """
     setting = learnt.plain.without(**fields)
-    try:
-        runner.run(setting, backward=False)
-    except Refused as refused:
-        return str(refused)
-    except Broken as broken:
-        if crash_refuses:
-            return str(broken) if "raised" in str(broken) else None
-        plain = setting == learnt.plain
-        if plain or ONCE in str(broken):
-            learnt.crashed[setting] = raised(setting, broken)
-        return str(broken) if plain else None
-    return None
+    ran = _tried(runner, setting, backward=False)
+    if isinstance(ran, Ran):
+        return None
+    plain = setting == learnt.plain
+    if isinstance(ran, Broken) and not crash_refuses and (plain or ONCE in str(ran)):
+        learnt.crashed[setting] = raised(setting, ran)
+    refuses = isinstance(ran, Refused) or ("raised" in str(ran) if crash_refuses else plain)
+    return str(ran) if refuses else None
 
 
 def _features(runner: Runner, learnt: Learnt) -> None:
@@ -163,8 +167,10 @@ def _features(runner: Runner, learnt: Learnt) -> None:
     supports["final state"] = refusal(final_state=True)
     if not op.states:
         supports |= dict.fromkeys(("initial state", "final state"), f"{lacks} state")
-    if supports["final state"] is None and not _returns_state(runner, plain):
-        supports["final state"] = "it returns no final state"
+    if supports["final state"] is None:
+        ran = _tried(runner, plain.without(final_state=True), backward=False)
+        if isinstance(ran, Ran) and ran.missing_state:
+            supports["final state"] = "it returns no final state"
     supports["batches"] = refusal(B=2)
     supports["heads"] = refusal(H=3)
     supports["K != V"] = refusal(V=plain.V * 2)
@@ -185,13 +191,6 @@ def _features(runner: Runner, learnt: Learnt) -> None:
     learnt.granule = next((n for n in (1, 16, 64) if not refusal(T=64 + n)), 64)
     for dtype in ("bfloat16", "float16"):
         supports.setdefault(dtype, refusal(dtype=dtype))
-
-
-def _returns_state(runner: Runner, plain: Setting) -> bool:
-    try:
-        return not runner.run(plain.without(final_state=True), backward=False).missing_state
-    except (Refused, Broken):
-        return True
 
 
 def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
@@ -219,7 +218,7 @@ def _launches_interpreted(runner: Runner, plain: Setting) -> bool:
         return launch(*args, **kwargs)
 
     with mock.patch.object(executor, "__call__", call):
-        runner.run(plain, backward=False)
+        _tried(runner, plain, backward=False)
     return bool(launched)
 
 
@@ -227,13 +226,11 @@ def _backward(runner: Runner, learnt: Learnt) -> str | None:
     """Why there is no backward pass. None if any input gets a gradient in any of a few calls, or if all crash."""
     why, crashes = "no input gets a gradient", True
     for fields in ({}, {"final_state": True, "loss": "both"}, {"K": 64, "V": 64, "M": 64}, {"T": 16}, {"H": 2}):
-        try:
-            ran = runner.run(learnt.resolved(learnt.plain.without(**fields)))
-        except (Refused, Broken) as error:
-            why, crashes = str(error), crashes and isinstance(error, BackwardBroken)
-            continue
-        crashes = False
-        if any(y is not None for name, y in ran.values.items() if name not in learnt.op.outputs):
+        ran = _tried(runner, learnt.resolved(learnt.plain.without(**fields)))
+        crashes = crashes and isinstance(ran, BackwardBroken)
+        if not isinstance(ran, Ran):
+            why = str(ran)
+        elif any(y is not None for name, y in ran.values.items() if name not in learnt.op.outputs):
             return None
     return None if crashes else why
 
@@ -243,30 +240,32 @@ def _backward(runner: Runner, learnt: Learnt) -> str | None:
 
 def _default_power(runner: Runner, learnt: Learnt) -> float | None:
     """The default scale of a subject without a `scale`, so that other probes can go on."""
-    op, setting = learnt.op, learnt.resolved(learnt.plain)
-    try:
-        ran = runner.run(setting, backward=learnt.backward)
-    except (Refused, Broken):
+    setting = learnt.resolved(learnt.plain)
+    ran = _tried(runner, setting, learnt.backward)
+    if not isinstance(ran, Ran):
         return None
     for power in SCALES:
-        truth = truth_of(op, setting, runner.device, power)
-        if not any(x.fails for x in findings(op, ran, truth, setting, only=("o",))):
+        if not any(x.fails for x in _findings(runner, setting, ran, power, only=("o",))):
             return power
     return None
+
+
+def _findings(runner: Runner, setting: Setting, ran: Ran, power: float | None, **options) -> list[Finding]:
+    """`findings` at a default scale of K ** power."""
+    op = runner.subject.op
+    return findings(op, ran, truth_of(op, setting, runner.device, power), setting, **options)
 
 
 def _missing(runner: Runner, learnt: Learnt) -> None:
     """Note outputs that are cut off from the inputs, and inputs that get no gradient."""
     for setting in (learnt.plain.without(**STATES, loss="both"), learnt.plain):
         setting = learnt.resolved(setting)
-        try:
-            ran = runner.run(setting)
-        except (Refused, Broken):
-            continue
-        learnt.known |= dict.fromkeys(ran.cut_off, "cut off")
-        true = truth_of(learnt.op, setting, runner.device, learnt.power).values
-        learnt.known |= {name: "missing" for name, y in ran.values.items() if y is None and true[name].any()}
-        return
+        ran = _tried(runner, setting)
+        if isinstance(ran, Ran):
+            learnt.known |= dict.fromkeys(ran.cut_off, "cut off")
+            true = truth_of(learnt.op, setting, runner.device, learnt.power).values
+            learnt.known |= {name: "missing" for name, y in ran.values.items() if y is None and true[name].any()}
+            return
 
 
 def _wrong(runner: Runner, learnt: Learnt) -> None:
@@ -281,14 +280,11 @@ def _wrong(runner: Runner, learnt: Learnt) -> None:
 def _note_wrong(runner: Runner, learnt: Learnt, setting: Setting, into: dict[str, str]) -> bool:
     """Note what is wrong at a setting; False if the subject refuses it."""
     setting = learnt.resolved(setting)
-    try:
-        ran = runner.run(setting, backward=learnt.backward)
-    except Refused:
-        return False
-    except Broken as broken:
-        learnt.raising = str(broken)
-        return True
-    for x in findings(learnt.op, ran, truth_of(learnt.op, setting, runner.device, learnt.power), setting):
+    ran = _tried(runner, setting, learnt.backward)
+    if not isinstance(ran, Ran):
+        learnt.raising = str(ran) if isinstance(ran, Broken) else learnt.raising
+        return isinstance(ran, Broken)
+    for x in _findings(runner, setting, ran, learnt.power):
         if x.kind != "wrong" or x.tensor in learnt.known:
             continue
         error = x.share * x.budget
