@@ -3,8 +3,9 @@
 import pytest
 
 from flakit.figures import style
-from flakit.figures.digits import Cell, DigitsFigure, Row, matrix
+from flakit.figures.digits import DigitsFigure, Row
 from tests.figures.test_plots import has_colour
+from tests.instruments.matrices import Cell, digits_matrix
 
 FINE = [Row("3  b_x = tl.load(x)", float("inf"), 7.2), Row("4  b_e = tl.exp(b_x)", 7.2, 6.1)]
 
@@ -25,8 +26,8 @@ def test_orange_is_the_line_that_lost_digits_and_nothing_else(width):
 
 def test_the_matrix_counts_the_lines_that_were_named_rightly():
     right, wrong = ([Cell(0.0, False), Cell(4.0, True)], 1), ([Cell(float("inf"), True), Cell(0.0, False)], 1)
-    assert matrix({"a": right}).alt.endswith("in 1 the planted line is the one named.")
-    picture = matrix({"a": right, "b": wrong})
+    assert digits_matrix({"a": right}).alt.endswith("in 1 the planted line is the one named.")
+    picture = digits_matrix({"a": right, "b": wrong})
     assert picture.alt.startswith("2 planted losses") and "in 1 " in picture.alt
     picture.png()
     assert has_colour(picture, style.BROKEN) and has_colour(picture, style.GREEN)

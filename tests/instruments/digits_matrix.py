@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import flakit
-from flakit.figures.digits import Cell, matrix
 from tests.instruments.digits_cases import CASES, Case, line_of
+from tests.instruments.matrices import Cell, digits_matrix
 
 
 def row(case: Case) -> tuple[list[Cell], int]:
@@ -44,7 +44,7 @@ def main() -> int:
     from docs.execute import smaller
 
     rows = {case.shown: row(case) for case in CASES.values() if case.kernel}
-    picture = matrix(rows)
+    picture = digits_matrix(rows)
     Path(sys.argv[1]).write_bytes(base64.b64decode(smaller(base64.b64encode(picture.png()).decode())))
     print(picture.alt)
     for name, (cells, planted) in rows.items():
