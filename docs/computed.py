@@ -40,7 +40,6 @@ from flakit.cases.anchor.law import largest
 from flakit.cases.anchor.schemes import Products
 from flakit.cases.laws import LN_MAX
 from flakit.figures import style
-from flakit.figures.sketches.start_here import WORDS as SKETCH_WORDS
 from flakit.numerics.evaluate import cotangents, truth
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common.chunks import split_chunks
@@ -48,6 +47,7 @@ from flakit.panels.decay_explorer import DecayExplorer, bound_words
 from flakit.panels.knobs import NONE
 from flakit.panels.shared import RIGHT, tensors
 from flakit.panels.sketches import SKETCHES
+from flakit.panels.sketches.start_here import WORDS as SKETCH_WORDS
 
 ROOT = Path(__file__).parents[1]
 RUNTIME = "1.30.0"

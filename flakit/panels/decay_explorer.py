@@ -12,7 +12,6 @@ from ..cases.laws import LN_MAX
 from ..figures.canvas import Cell
 from ..figures.decay import WORDS as PICTURE
 from ..figures.decay import DecayFigure, Onset
-from ..figures.sketches.shared import listed
 from ..language import Words, say, speaking
 from ..numerics.errors import compare
 from ..numerics.evaluate import truth
@@ -23,6 +22,7 @@ from . import knobs
 from .base import WIDE, Panel
 from .knobs import NONE
 from .shared import RIGHT, SAME, around, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
+from .sketches.words import listed
 
 H, K = 1, 32
 _READS = {op: OPERATORS[op].reads for op in anchor.OPERATORS}

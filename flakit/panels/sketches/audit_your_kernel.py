@@ -2,18 +2,111 @@
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ...figures.sketches.audit_your_kernel import Budget, BudgetShown, fault_words
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.marks import Bars, CellGrid, name_rows
 from ...instruments.examiner import Examiner
 from ...instruments.finding import findings
 from ...instruments.subject import Subject
+from ...language import Words
+from ...numerics.words import error
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, steps
 from .sketch import Sketch
+from .words import listed, verb
 
 _FAULTS = (0.0, 1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+
+WORDS = Words() | {
+    "budget": {
+        "alt": "A bar for the output and each gradient of a right kernel with a fault planted in it, as long as its "
+        "error, beside a mark at what the budget allows",
+        "x": "relative error",
+        "within": "within its budget",
+        "beyond": "called wrong",
+        "allowed": "allowed",
+        "none": "Nothing is planted: what is left is rounding in {dtype}. The largest error is {worst} of its budget.",
+        "unseen": "All values are {fault} too large. The largest error is {worst} of its budget: the fault is lost in "
+        "the rounding of {dtype}.",
+        "seen": "All values are {fault} too large, and {names} {verb} called wrong.",
+        "arithmetic": "{name}: off by {error}, allowed {allowed}",
+    }
+}
+_LOW, _HIGH = -9.0, 0.3
+
+
+def fault_words(fault: float) -> str:
+    """Return a share in percent, without a power of ten."""
+    return f"{100 * fault:.8f}".rstrip("0").rstrip(".") + "%"
+
+
+@dataclass(frozen=True)
+class BudgetShown:
+    """The error of each tensor and its budget, [N], with a planted fault of relative size `fault`."""
+
+    fault: float
+    dtype: str
+    names: Sequence[str]
+    errors: np.ndarray
+    allowed: np.ndarray
+
+    @property
+    def wrong(self) -> list[str]:
+        return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
+
+
+class Budget(Drawing, words=WORDS["budget"]):
+    """Bars of errors on a logarithmic axis, each with a mark at its budget."""
+
+    def __init__(self, width: float):
+        height = 2.6
+        self.canvas, self._marks = Canvas(width, height), None
+        self._ax = ax = self.canvas.axes(0.6, 0.13, width - 2.55, height - 0.65)
+        ax.set(xlabel=self.words["x"], xlim=(_LOW, _HIGH))
+        powers = range(int(_LOW), 1, 2 if width < 7 else 1)
+        ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
+        self._within = Bars(self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BLUE)
+        self._beyond = Bars(
+            self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
+        )
+        handles = [style.swatch(style.BLUE, self.words["within"]), style.swatch(style.BROKEN, self.words["beyond"])]
+        handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=self.words["allowed"])[0])
+        at = (1 - 1.8 / width, 0.95)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+
+    def update(self, shown: BudgetShown) -> None:
+        n = len(shown.names)
+        if self._marks is None:
+            name_rows(self._ax, shown.names)
+            self._ax.set_ylim(n - 0.4, -0.6)
+            (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
+            self.canvas.moving(self._marks)
+            CellGrid(self.canvas, self._ax, "tensors", n, 1)
+        with np.errstate(divide="ignore"):
+            ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
+        wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)
+        self._within.update(np.where(wrong, np.nan, ends), _LOW)
+        self._beyond.update(np.where(wrong, ends, np.nan), _LOW)
+        self._marks.set_data(np.log10(shown.allowed), range(n))
+
+    def say(self, shown: BudgetShown) -> str:
+        fault = fault_words(shown.fault)
+        if shown.wrong:
+            return self.words.say("seen", fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
+        share = max(x / y for x, y in zip(shown.errors, shown.allowed, strict=True))
+        worst = f"{math.ceil(100 * share)}%"
+        return self.words.say("unseen" if shown.fault else "none", fault=fault, worst=worst, dtype=shown.dtype)
+
+    def arithmetic(self, shown: BudgetShown, cell: Cell) -> str:
+        off, allowed = error(float(shown.errors[cell.row])), error(float(shown.allowed[cell.row]))
+        return self.words.say("arithmetic", name=shown.names[cell.row], error=off, allowed=allowed)
 
 
 @functools.cache

@@ -1,10 +1,18 @@
 """The sketch of 04_chunk_backward."""
 
 import functools
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from matplotlib.patches import Rectangle
 
-from ...figures.sketches.chunk_backward import Passing, PassingShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.maps import ITSELF, Map, Maps, signed
+from ...figures.marks import Bars, CellGrid, whole_ticks
+from ...language import Words
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ..knobs import integer
@@ -13,6 +21,99 @@ from .sketch import Sketch
 _TOKENS = 8
 SEED = 173
 """Of inputs in which no pair outweighs all others, and whose rounded sums in the panel agree."""
+
+WORDS = Words() | {
+    "passing": {
+        "alt": "Left, what every pair of tokens adds to the loss, with a frame around the pairs that pass one token; "
+        "right, the gradient of the decay of each token",
+        "map": "what a pair adds to the loss",
+        "reads": "token i, which reads",
+        "wrote": "token j, which wrote",
+        "bars": "dw of each token",
+        "token": "token t",
+        "say": {
+            0: "No pair passes token {t}: nothing was written before it or nothing is read after it. dw is 0.",
+            1: "{n} pairs of {all} pass token {t}, and their sum is dw of it: {dw:.2f}. Read after it is {read:.2f}, "
+            "of which {own:.2f} comes from keys of token {t} and later.",
+        },
+        "passes": "token {i} reads token {j}: {x:.3f}. The way leads past token {t}, whose decay is in its weight",
+        "misses": "token {i} reads token {j}: {x:.3f}. The way does not lead past token {t}",
+        "future": "token {i} does not read token {j} through the state",
+        "bar": "token {t}: {n} pairs pass it, and add up to {dw:.3f}",
+    }
+}
+
+
+@dataclass(frozen=True)
+class PassingShown:
+    """What each pair (i, j) of a chunk adds to the loss in one channel, [C, C], zero unless j < i; and a token t."""
+
+    t: int
+    pairs: np.ndarray
+
+    def read(self, t: int) -> float:
+        """Return what is read after token t."""
+        return float(self.pairs[t + 1 :].sum())
+
+    def own(self, t: int) -> float:
+        """Return the part of that written by token t or later."""
+        return float(self.pairs[t + 1 :, t:].sum())
+
+    def dw(self, t: int) -> float:
+        """Return the sum over the pairs that pass token t."""
+        return float(self.pairs[t + 1 :, :t].sum())
+
+    def count(self, t: int) -> int:
+        return t * (len(self.pairs) - 1 - t)
+
+
+class Passing(Drawing, words=WORDS["passing"]):
+    """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
+
+    def __init__(self, width: float):
+        side, left = 1.98, 0.62
+        self.canvas = Canvas(width, 2.8)
+        names = {"rows": self.words["reads"], "columns": self.words["wrote"]}
+        maps = {"pairs": Map(self.words["map"], signed(1.5), empty=ITSELF)}
+        self._maps = Maps(self.canvas, maps, left=left, top=0.28, size=(side, side), **names)
+        self._maps.bar("pairs")
+        self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
+        self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
+        start = left + side + 1.15
+        self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
+        self._ax.axhline(0, color=style.GREY, linewidth=0.8)
+        self._ax.set_title(self.words["bars"], fontsize=9.5)
+        self._ax.set_xlabel(self.words["token"])
+        self._own, self._others = (
+            Bars(self.canvas, self._ax, thick=0.7, facecolor=style.W, alpha=alpha) for alpha in (1, 0.35)
+        )
+
+    def update(self, shown: PassingShown) -> None:
+        C = len(shown.pairs)
+        heights, own = np.array([shown.dw(t) for t in range(C)]), np.arange(C) == shown.t
+        if self.changed():
+            self._ax.set(xlim=(-0.6, C - 0.4), ylim=(1.15 * min(0, *heights) - 0.05, 1.15 * max(0, *heights) + 0.05))
+            CellGrid(self.canvas, self._ax, "bars", 1, C)
+        self._maps.update(shown)
+        t, n = shown.t, shown.count(shown.t)
+        self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, C - 1 - t if n else 0)
+        self._frame.set_visible(n > 0)
+        self._own.update(np.where(own, heights, np.nan))
+        self._others.update(np.where(own, np.nan, heights))
+
+    def say(self, shown: PassingShown) -> str:
+        t, all_ = shown.t, len(shown.pairs) * (len(shown.pairs) - 1) // 2
+        sums = {"dw": shown.dw(t), "read": shown.read(t), "own": shown.own(t)}
+        return self.words.say("say", n=shown.count(t), t=t, all=all_, **sums)
+
+    def arithmetic(self, shown: PassingShown, cell: Cell) -> str:
+        if cell.map == "bars":
+            t = cell.column
+            return self.words.say("bar", t=t, n=shown.count(t), dw=shown.dw(t))
+        i, j, t = cell.row, cell.column, shown.t
+        if j >= i:
+            return self.words.say("future", i=i, j=j)
+        return self.words.say("passes" if j < t < i else "misses", i=i, j=j, t=t, x=float(shown.pairs[i, j]))
 
 
 @functools.cache

@@ -1,31 +1,328 @@
 """The sketches of 07_chunk_vs_recurrent."""
 
 import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...cases.chunk_vs_recurrent import perturbed
-from ...figures.sketches.chunk_vs_recurrent import (
-    Amplified,
-    AmplifiedShown,
-    Measures,
-    MeasuresShown,
-    TwoForms,
-    TwoFormsShown,
-)
-from ...numerics.errors import compare, relative_l2
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Bars, CellGrid, Ring, name_rows
+from ...language import Words
+from ...numerics.errors import Errors, compare, relative_l2
 from ...numerics.evaluate import recurrence, truth
 from ...numerics.inputs import inputs
+from ...numerics.words import error, number
 from ...ops.rwkv6 import chunk_rwkv6
 from .. import knobs
 from .sketch import Sketch
+from .words import percent
 
 SIZES = {"T": 256, "H": 1, "K": 64, "decay": "logsigmoid"}
 
 _FIRST = 40  # tokens that "two_forms" shows
 _TOKENS = 64  # that "amplified" reads
 _WRONG = {"inputs in bfloat16": "inputs", "doubled": "doubled", "one token lost": "token", "one number off": "element"}
+
+WORDS = Words() | {
+    "two_forms": {
+        "alt": "Left, one number of the output of each of some tokens: how far the chunk form and the recurrent form "
+        "are from the true value, in steps of the format; right, a bar for how far each form is off in all",
+        "steps": "off by so many steps of the format",
+        "all": "all outputs off by",
+        "token": "token",
+        "true": "true value",
+        "chunk": "chunk",
+        "recurrent": "recurrent",
+        "beyond": ("≤ -{steps}", "≥ {steps}"),
+        "say": "Stored with {digits} binary digits{name}, {share} of the outputs differ between the two forms.\n"
+        "The chunk form is off by {chunk} of the true values, the recurrent form by {recurrent}.",
+        "names": {24: ", as in float32", 11: ", as in float16", 8: ", as in bfloat16"},
+        "none": "none",
+        "arithmetic": "token {t}: true {true:.9g}, chunk {chunk:.9g}, recurrent {recurrent:.9g}; a step is {step:.3g} "
+        "here",
+        "off": "{form}: |difference| / |truth| over all outputs is {off}",
+    },
+    "measures": {
+        "alt": "Left, a map of how far every number of an output is off, tokens from left to right and channels from "
+        "top to bottom; right, a bar for what each of five measures says of it, on a scale of powers of ten",
+        "map": "off by, in units of the RMS",
+        "token": "token",
+        "channel": "channel",
+        "measures": "what the measures say",
+        "names": {
+            "difference": "largest difference",
+            "relative": "largest in its own units",
+            "l2": "relative L2",
+            "row": "worst row",
+            "element": "worst element / RMS",
+        },
+        "wrong": {
+            "inputs": "The inputs were stored in bfloat16, and everything else is right.",
+            "doubled": "Every number is twice what it should be.",
+            "token": "The output of one token is zero, and all others are right.",
+            "element": "A single number is off, and all others are right.",
+        },
+        "say": "{wrong}\nRelative L2 {l2}, worst row {row}, worst element {element}; the largest error in its own "
+        "units is {relative}.",
+        "cell": "token {t}, channel {c}: {got} (true: {true}), off by {off:.3g}",
+        "times": ", which is {times:.3g} of the value and {rms:.3g} of the RMS",
+        "bar": "{name}: {value:.3g}{of}",
+        "of": {
+            "difference": " in the units of the output, whose RMS is {rms:.3g}",
+            "relative": ": {got:.3g} where {true:.3g} is true",
+            "l2": ", the length of the difference divided by the length of the truth",
+            "row": ", the relative L2 of token {t} alone",
+            "element": ", the largest difference divided by the RMS",
+        },
+    },
+    "amplified": {
+        "alt": "A line: the distance between the states of two runs that began a little apart, as a share of what it "
+        "was in the beginning, token by token on a scale of powers of ten; and what the sum of the log decays predicts",
+        "x": "tokens read, t",
+        "y": "distance left",
+        "measured": "measured",
+        "law": "law $e^{t w}$",
+        "same": "as in the beginning",
+        "shrinks": "With w = {w} the difference shrinks: after {T} tokens {left} of it is left.",
+        "stays": "With w = 0 nothing is forgotten, and the difference stays as it was: after {T} tokens it is "
+        "{left:.3g} times what it was.",
+        "grows": "With w = +{w}, which is no decay and which no operator accepts, the difference grows: after {T} "
+        "tokens it is {left:.3g} times what it was.",
+        "arithmetic": "after {n} tokens: {left} of the difference (law: e^({n} · {w}) = {law})",
+    },
+}
+
+
+@dataclass(frozen=True)
+class TwoFormsShown:
+    """One channel of the output, [N]: both forms rounded to `digits` binary digits, and the true values."""
+
+    digits: int
+    chunk: np.ndarray
+    recurrent: np.ndarray
+    true: np.ndarray
+    step: np.ndarray
+    """The distance between neighbouring numbers of the format at each true value, [N]."""
+    share: float
+    """The share of outputs that differ between the forms."""
+    off: Mapping[str, float]
+    """The relative L2 error of all outputs by form."""
+
+
+class TwoForms(Drawing, words=WORDS["two_forms"]):
+    """The distance of both forms from the true values, in steps of the format that stores them."""
+
+    _MOST = 4.0  # end of the axis, in steps
+    _LOW, _HIGH = -9, 0  # ends of the axis of errors, powers of ten
+    _LOOKS = {
+        "chunk": {"color": style.BLUE, "marker": "o", "markersize": 6.5},
+        "recurrent": {
+            "color": style.PURPLE, "marker": "s", "markersize": 3.4, "markerfacecolor": "white",
+            "markeredgewidth": 1.3,
+        },
+    }  # fmt: skip
+
+    def __init__(self, width: float):
+        top, down, bottom, left, gap, side = 0.32, 1.8, 0.75, 0.55, 0.95, 0.22 * width
+        self.canvas = Canvas(width, top + down + bottom)
+        across = width - left - gap - side - 0.3
+        most = self._MOST
+        self._ax = ax = self.canvas.axes(left, top, across, down)
+        low, high = (each.format(steps=f"{most:.0f}") for each in self.words["beyond"])
+        ax.set(title=self.words["steps"], xlabel=self.words["token"], ylim=(-most - 0.4, most + 0.4))
+        ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
+        ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
+        true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=self.words["true"])
+        self._dots = {}
+        for n, (name, look) in enumerate(self._LOOKS.items()):
+            dots = ax.plot([], [], linestyle="none", label=self.words[name], zorder=3 + n, **look)
+            (self._dots[name],) = self.canvas.moving(*dots)
+        self._cells = CellGrid(self.canvas, ax, "tokens")
+        self.canvas.figure.legend(
+            handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
+        )
+        beside = self.canvas.axes(left + across + gap, top, side, down)
+        beside.set(title=self.words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
+        name_rows(beside, (self.words["chunk"], self.words["recurrent"]))
+        beside.set_xticks((-8, -4, 0), ("$10^{-8}$", "$10^{-4}$", "1"))
+        self._bars = {
+            name: Bars(self.canvas, beside, horizontal=True, thick=0.5, facecolor=look["color"])
+            for name, look in self._LOOKS.items()
+        }
+        self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
+        self.canvas.moving(*self._off)
+        CellGrid(self.canvas, beside, "off", 2, 1)
+
+    def update(self, shown: TwoFormsShown) -> None:
+        N = len(shown.true)
+        if self.changed(N):
+            self._ax.set_xlim(-0.5, N - 0.5)
+            self._cells.update(1, N)
+        for n, (name, dots) in enumerate(self._dots.items()):
+            steps = (getattr(shown, name) - shown.true) / shown.step
+            dots.set_data(range(N), np.clip(steps, -self._MOST, self._MOST))
+            ends = np.full(2, np.nan)
+            ends[n] = np.clip(np.log10(shown.off[name]), self._LOW, self._HIGH) if shown.off[name] else np.nan
+            self._bars[name].update(ends, begin=self._LOW)
+            self._off[n].set_text(error(shown.off[name]))
+
+    def say(self, shown: TwoFormsShown) -> str:
+        return self.words.say(
+            "say", digits=shown.digits, name=self.words["names"].get(shown.digits, ""),
+            share=percent(shown.share) if shown.share else self.words["none"], chunk=error(shown.off["chunk"]),
+            recurrent=error(shown.off["recurrent"]),
+        )  # fmt: skip
+
+    def arithmetic(self, shown: TwoFormsShown, cell: Cell) -> str:
+        if cell.map == "off":
+            form = list(self._LOOKS)[cell.row]
+            return self.words.say("off", form=self.words[form], off=error(shown.off[form]))
+        t = cell.column
+        numbers = {name: getattr(shown, name)[t] for name in ("true", "chunk", "recurrent", "step")}
+        return self.words.say("arithmetic", t=t, **numbers)
+
+
+@dataclass(frozen=True)
+class MeasuresShown:
+    """An output and the true one, [T, V] each, the kind of its fault, and `numerics.errors.compare` of the two."""
+
+    wrong: str
+    got: np.ndarray
+    true: np.ndarray
+    errors: Errors
+
+
+class Measures(Drawing, words=WORDS["measures"]):
+    """A map of the errors of an output, and the values of five measures of it."""
+
+    _LOW, _HIGH = -4, 5  # powers of ten
+
+    def __init__(self, width: float):
+        top, down, bottom = 0.32, 1.75, 0.5
+        left, gap, side = 0.62, 0.7 + 1.45, 0.27 * width
+        self.canvas = Canvas(width, top + down + bottom)
+        across = width - left - gap - side - 0.15
+        ax = self.canvas.axes(left, top, across, down)
+        ax.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["channel"])
+        self._map = HeatMap(self.canvas, ax, vmin=-4, vmax=1, name="map")
+        self._ring = Ring(self.canvas, ax)
+        bar = self._map.colorbar(self.canvas.axes(left + across + 0.1, top, 0.1, down), "")
+        bar.set_ticks((-4, -2, 0), labels=("$10^{-4}$", "$10^{-2}$", "1"))
+        beside = self.canvas.axes(left + across + gap, top, side, down)
+        names = list(self.words["names"].values())
+        beside.set(title=self.words["measures"], xlim=(self._LOW, self._HIGH), ylim=(len(names) - 0.5, -0.5))
+        name_rows(beside, names)
+        beside.set_xticks((-4, -2, 0, 2, 4), ("$10^{-4}$", "$10^{-2}$", "1", "$10^{2}$", "$10^{4}$"))
+        self._bars = Bars(self.canvas, beside, horizontal=True, thick=0.55, facecolor=style.PURPLE)
+        self._words = self.canvas.moving(*(beside.text(0, n, "", va="center", fontsize=8.5) for n in range(5)))
+        CellGrid(self.canvas, beside, "measures", len(names), 1)
+
+    def update(self, shown: MeasuresShown) -> None:
+        off = np.abs(shown.got - shown.true) / _rms(shown.true)
+        self._map.update(np.log10(np.maximum(off, 1e-4)).T)
+        self._ring.update(off.T > 0 if np.count_nonzero(off) < 10 else np.zeros(off.T.shape, bool))
+        values = self._measured(shown)
+        places = [np.clip(np.log10(x), self._LOW, self._HIGH) for x in values.values()]
+        self._bars.update(places, begin=self._LOW)
+        for text, place, x in zip(self._words, places, values.values(), strict=True):
+            far = place > 0.45 * self._HIGH
+            text.set(x=place + (-0.15 if far else 0.15), text=_short(x), ha="right" if far else "left")
+            text.set_color("white" if far else style.BLACK)
+
+    @staticmethod
+    def _measured(shown: MeasuresShown) -> dict[str, float]:
+        difference = np.abs(shown.got - shown.true)
+        errors = shown.errors
+        return {
+            "difference": float(difference.max()),
+            "relative": float((difference / np.abs(shown.true)).max()),
+            "l2": errors.l2,
+            "row": errors.worst_row,
+            "element": errors.worst,
+        }
+
+    def say(self, shown: MeasuresShown) -> str:
+        values = {name: _short(x) for name, x in self._measured(shown).items()}
+        return self.words.say("say", wrong=self.words["wrong"][shown.wrong], **values)
+
+    def arithmetic(self, shown: MeasuresShown, cell: Cell) -> str:
+        difference = np.abs(shown.got - shown.true)
+        if cell.map == "map":
+            t, c = cell.column, cell.row
+            off = float(difference[t, c])
+            line = self.words.say("cell", t=t, c=c, got=shown.got[t, c], true=shown.true[t, c], off=off)
+            return line + self.words.say("times", times=off / abs(shown.true[t, c]), rms=off / _rms(shown.true))
+        name = list(self.words["names"])[cell.row]
+        at = np.unravel_index((difference / np.abs(shown.true)).argmax(), shown.true.shape)
+        rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(shown.true, axis=1)
+        of = self.words.say(
+            "of", name, rms=_rms(shown.true), got=shown.got[at], true=shown.true[at], t=int(rows.argmax())
+        )
+        return self.words.say("bar", name=self.words["names"][name], value=self._measured(shown)[name], of=of)
+
+
+@dataclass(frozen=True)
+class AmplifiedShown:
+    """A log decay; the distance of two states after 1, 2, … T tokens relative to the first, measured and by law [T]."""
+
+    w: float
+    measured: np.ndarray
+    law: np.ndarray
+
+
+class Amplified(Drawing, words=WORDS["amplified"]):
+    """The distance between two states over the tokens."""
+
+    _LOW, _HIGH = -10, 4  # powers of ten
+
+    def __init__(self, width: float):
+        top, down, bottom, left, right = 0.12, 1.9, 0.5, 0.75, 1.45
+        self.canvas = Canvas(width, top + down + bottom)
+        self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._LOW, self._HIGH))
+        ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
+        ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
+        ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, self.words["same"], transform=ax.transAxes, ha="right",
+                va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
+        (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=self.words["measured"])
+        (self._law,) = ax.plot([], [], **style.LAW, label=self.words["law"], zorder=4)
+        self.canvas.moving(self._line, self._law)
+        self._cells = CellGrid(self.canvas, ax, "distance")
+        self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
+
+    def update(self, shown: AmplifiedShown) -> None:
+        T = len(shown.measured)
+        if self.changed(T):
+            self._ax.set_xlim(0.5, T + 0.5)
+            self._cells.update(1, T)
+        for line, values in ((self._line, shown.measured), (self._law, shown.law)):
+            line.set_data(range(1, T + 1), np.log10(values))
+
+    def say(self, shown: AmplifiedShown) -> str:
+        left = float(shown.measured[-1])
+        which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
+        if which == "shrinks":
+            left = percent(left) if left > 1e-4 else number(left, 2)
+        return self.words.say(which, w=shown.w, T=len(shown.measured), left=left)
+
+    def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
+        n = cell.column + 1
+        return self.words.say("arithmetic", n=n, w=shown.w, left=shown.measured[n - 1], law=shown.law[n - 1])
+
+
+def _short(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else number(x, 2)
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.square(x).mean()))
 
 
 def rounded(x: Tensor, digits: int) -> Tensor:

@@ -1,10 +1,21 @@
 """The sketches of 03_chunking."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from matplotlib.patches import Patch
 
 from ...cases.anchor import Scheme, exponents, tiles
-from ...figures.sketches.chunking import KINDS, Chunks, ChunksShown, Split, SplitShown, Ways, WaysShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.heatmap import HeatMap
+from ...figures.marks import CellGrid, LabelledBars, Marked, whole_ticks
+from ...figures.strip import Strip
+from ...language import Words
 from ...numerics.inputs import inputs
+from ...numerics.words import number
 from ...ops.common.decay import level_blocks
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, integer, steps
@@ -17,6 +28,349 @@ MIDDLE = Scheme("whole-middle", "one product about the middle", whole=True, diag
 """A chunk as a single product, anchored at any row."""
 
 WAYS = ("one product", "blocks", "halves of halves")
+
+READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
+"""Colour and dash of the token that reads, and of the one that wrote."""
+
+_PAIRS = {
+    "reads": "token i, which reads",
+    "wrote": "token j, which wrote",
+    "future": "token {i} comes before token {j} and does not see it",
+    "itself": "token {i} itself: the bonus u, without a decay",
+}
+
+WORDS = Words() | {
+    "chunks": _PAIRS
+    | {
+        "alt": "A square of all pairs of tokens, by the way in which the one reaches the other: inside one chunk or "
+        "through a state; beside it, bars for the steps that wait for each other and for the pairs inside chunks",
+        "steps": "steps, one after another",
+        "pairs": "pairs inside chunks",
+        "intra": "inside a chunk: intra",
+        "inter": "through a state: inter",
+        "itself": "the token itself: bonus u",
+        "future": "the future: nothing",
+        "chunks of": "Chunks of {chunk} tokens",
+        "one step": "one step",
+        "more steps": "{steps} steps, one after another",
+        "say": "{chunks}: {steps}. {intra} pairs are computed inside chunks, {inter} meet through a state.",
+        "one": "Every token is a chunk of its own: {steps}, as in the recurrence. All {inter} pairs meet through a "
+        "state.",
+        "whole": "All tokens are one chunk: {steps}. All {intra} pairs are computed inside it, and no state is needed.",
+        "cell": {
+            "intra": "token {i} reads token {j} inside their chunk; {weight:.3g} of it is left at w = {w}",
+            "inter": "token {j} is in the state that enters at token {first}, and token {i} reads it there; "
+            "{weight:.3g} of it is left at w = {w}",
+            "itself": "token {i} sees itself through the bonus u",
+            "future": "token {i} comes before token {j} and does not see it",
+        },
+        "bar": {"steps": "{T} tokens / {chunk} = {steps}", "pairs": "{steps} · {chunk} · {less} / 2 = {intra}"},
+    },
+    "split": _PAIRS
+    | {
+        "alt": "Left, the exponents of the readers' and of the keys' factors over the tokens of a chunk, which cross "
+        "near the anchor; right, the weights that they make, which never change",
+        "exponents": "exponent at w = {w}",
+        "token": "token of the chunk",
+        "reader": "reader",
+        "key": "key",
+        "anchor": "anchor",
+        "large": "factors larger than 1",
+        "weight": "exponent of the product",
+        "say": "The anchor lies {where}. The largest factor of a reader is {reader}, that of a key {key}. "
+        "The largest weight that they make is {weight:.3g}.",
+        "start": "before token 0, at the start of the chunk (n = ge_0 = 0)",
+        "end": "after token {before}, at the end of the chunk (n = gi_{before})",
+        "at": "before token {anchor} (n = ge_{anchor} = gi_{before})",
+        "factors": "token {n}: as a reader e^{read}, as a key e^{key}",
+        "pair": "token {i} reads token {j}: e^{read} · e^{key} = {made:.3g} (true: {true:.3g})",
+    },
+    "ways": _PAIRS
+    | {
+        "alt": "Left, all pairs of tokens of a chunk with the number of the product that makes them; right, a bar for "
+        "the largest exponent of a factor of each product",
+        "map": "which product makes a pair",
+        "largest": "largest exponent, w = {w}",
+        "product": "product {n}",
+        "single": "one by one",
+        "dot": "·",
+        "none": "no factors",
+        "factor": "e^{exponent}",
+        "products": {1: "One product makes", 2: "Two products make", 3: "Three products make", 4: "Four products make"},
+        "all": "{products} all {pairs} pairs.",
+        "some": "{products} {pairs} pairs; the other {single} are computed one by one.",
+        "large": "The largest factor is {largest}, though no weight is larger than 1.",
+        "small": "No factor is larger than 1.",
+        "pair": "token {i} reads token {j} by product {n}: e^{read} · e^{key} = {made:.3g}",
+        "alone": "token {i} reads token {j}, computed by itself: e^{read} = {made:.3g}",
+        "bar": "product {n}, {pairs} pairs: readers up to e^{read}, keys up to e^{key}",
+        "row": "{pairs} pairs, an exponential for each, and none is larger than 1",
+    },
+}
+
+KINDS = ("intra", "inter", "itself", "future")
+"""The ways in which one token reaches another; `ChunksShown.kinds` holds their indices."""
+
+
+@dataclass(frozen=True)
+class ChunksShown:
+    """For every pair of tokens the index of its kind in `KINDS` and its weight at decay w, [T, T]. chunk: tokens."""
+
+    chunk: int
+    kinds: np.ndarray
+    weights: np.ndarray
+    w: float
+
+
+class Chunks(Drawing, words=WORDS["chunks"]):
+    """Every pair of tokens by its kind, and the cost of a chunk."""
+
+    def __init__(self, width: float):
+        height, side = 2.8, 2.15
+        self.canvas, self._marks = Canvas(width, height), {}
+        looks = {
+            "intra": {"facecolor": style.SKY},
+            "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
+            "itself": {"facecolor": style.INDIGO},
+        }
+        self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
+        ax.spines[:].set_visible(True)
+        ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"])
+        for name, look in looks.items():
+            self._marks[name] = Marked(self.canvas, ax, **look)
+        (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
+        left, self._bars = 0.6 + side + 0.4, {}
+        for n, name in enumerate(("steps", "pairs")):
+            ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
+            ax.set_title(self.words[name], pad=3)
+            ax.set_yticks([])
+            colour = style.BLUE if name == "steps" else style.SKY
+            self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
+        handles = [Patch(label=self.words[name], linewidth=0, **look) for name, look in looks.items()]
+        handles.append(style.swatch(style.EMPTY, self.words["future"]))
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
+            ncols=2 if width > 8 else 1, labelspacing=0.4,
+        )  # fmt: skip
+
+    def update(self, shown: ChunksShown) -> None:
+        T, counts = len(shown.kinds), _counts(shown)
+        if self.changed(T):
+            self._ax.set(xlim=(-0.5, T - 0.5), ylim=(T - 0.5, -0.5))
+            whole_ticks(self._ax)
+            self.canvas.pointable("pairs of tokens", self._ax, T, T)
+        for name, marked in self._marks.items():
+            marked.update(shown.kinds == KINDS.index(name))
+        edges = np.arange(shown.chunk, T, shown.chunk) - 0.5
+        ends, gaps = np.tile([-0.5, T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
+        self._edges.set_data(np.concatenate((ends, gaps)), np.concatenate((gaps, ends)))
+        self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # wider edges would hide the pairs
+        for name, count, most in (("steps", counts["steps"], T), ("pairs", counts["intra"], T * (T - 1) / 2)):
+            self._bars[name].update([count / most], [str(count)])
+
+    def say(self, shown: ChunksShown) -> str:
+        counts = _counts(shown)
+        one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
+        steps = self.words.say("one step" if counts["steps"] == 1 else "more steps", **counts)
+        return self.words.say(one, chunks=self.words.say("chunks of", chunk=shown.chunk), **counts | {"steps": steps})
+
+    def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
+        counts, T = _counts(shown), len(shown.kinds)
+        if cell.map in self.words["bar"]:
+            return self.words.say("bar", cell.map, T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
+        i, j = cell.row, cell.column
+        first, weight = i - i % shown.chunk, shown.weights[i, j]
+        return self.words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=shown.w)
+
+
+def _counts(shown: ChunksShown) -> dict[str, int]:
+    return {"steps": len(shown.kinds) // shown.chunk} | {
+        name: int((shown.kinds == n).sum()) for n, name in enumerate(KINDS[:2])
+    }
+
+
+@dataclass(frozen=True)
+class SplitShown:
+    """Exponents of the factors of readers and of keys [C], anchored before token `anchor`, and the products of these
+    factors [C, C], at one decay w for every token."""
+
+    anchor: int
+    w: float
+    read: np.ndarray
+    key: np.ndarray
+    made: np.ndarray
+
+
+class Split(Drawing, words=WORDS["split"]):
+    """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
+
+    def __init__(self, width: float):
+        height, side = 2.8, 2.02
+        self.canvas, self._lines = Canvas(width, height), {}
+        across = width - 0.62 - 0.85 - side - 0.72
+        self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
+        ax.set_xlabel(self.words["token"])
+        ax.axhline(0, color=style.GREY, linewidth=0.8)
+        ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
+        ax.text(0.5, 0.97, self.words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
+        for name, look in (("reader", READER), ("key", KEY)):
+            (self._lines[name],) = ax.plot([], [], label=self.words[name], zorder=4, **look)
+        upright = ax.get_xaxis_transform()
+        (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
+        self._name = ax.text(0, 0.02, self.words["anchor"], transform=upright, fontsize=9, va="bottom")
+        self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
+        self.canvas.moving(*self._lines.values(), self._mark, self._name)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
+        box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
+        box.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["weight"])
+        self._map = HeatMap(self.canvas, box, name="pairs")
+        self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
+
+    def update(self, shown: SplitShown) -> None:
+        C = len(shown.read)
+        if self.changed():
+            largest = C * -shown.w
+            self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
+            self._ax.set_ylabel(self.words.say("exponents", w=shown.w), labelpad=1)
+            self._map.colours.set_clim(-largest, 0)
+            CellGrid(self.canvas, self._ax, "tokens", 1, C)
+        for name, exponents in (("reader", shown.read), ("key", shown.key)):
+            self._lines[name].set_data(range(C), exponents)
+        self._mark.set_xdata([shown.anchor - 0.5] * 2)
+        right = shown.anchor < C / 2
+        self._name.set(x=shown.anchor - 0.5 + (0.8 if right else -0.8), ha="left" if right else "right")
+        future = np.triu(np.ones((C, C), bool))
+        with np.errstate(divide="ignore"):
+            self._map.update(np.log(np.where(future, 1, shown.made)), empty=future)
+        whole_ticks(self._map.ax)
+
+    def say(self, shown: SplitShown) -> str:
+        n, C = shown.anchor, len(shown.read)
+        where = self.words.say("start" if n == 0 else "end" if n == C else "at", anchor=n, before=n - 1)
+        factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
+        return self.words.say("say", where=where, weight=np.tril(shown.made, -1).max(), **factors)
+
+    def arithmetic(self, shown: SplitShown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        if cell.map == "tokens":
+            return self.words.say("factors", n=j, read=shown.read[j], key=shown.key[j])
+        if i <= j:
+            return self.words.say("itself" if i == j else "future", i=i, j=j)
+        read, key = float(shown.read[i]), float(shown.key[j])
+        return self.words.say("pair", i=i, j=j, read=read, key=key, made=shown.made[i, j], true=np.exp(read + key))
+
+
+@dataclass(frozen=True)
+class WaysShown:
+    """For every pair of a chunk the number of the product that computes it (0: by itself, -1: not computed), and the
+    exponents of the reader's and of the key's factor, [C, C] each; at one decay w.
+
+    A product may compute future pairs as well, which no output reads."""
+
+    w: float
+    product: np.ndarray
+    read: np.ndarray
+    key: np.ndarray
+
+
+class Ways(Drawing, words=WORDS["ways"]):
+    """The product that computes each pair of a chunk, and the largest factors of each product."""
+
+    _most = 4  # largest number of products
+
+    def __init__(self, width: float):
+        height, side = 3.0, 2.2
+        self.canvas, self._strip = Canvas(width, height), None
+        self._map = self.canvas.axes(0.6, 0.28, side, side)
+        self._map.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["map"])
+        left = 0.6 + side + 1.05
+        self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
+        ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
+        bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
+        self._bars = self.canvas.moving(*bars)
+        look = {"va": "center", "fontsize": 9}
+        self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
+        self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
+        self.canvas.moving(*self._names, *self._values)
+        CellGrid(self.canvas, ax, "products", self._most, 1)
+
+    def update(self, shown: WaysShown) -> None:
+        C = len(shown.product)
+        if self._strip is None:
+            self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
+            reach = C / 2 * -shown.w
+            self._ax.set(xlim=(0, 1.12 * reach), xlabel=self.words.say("largest", w=shown.w))
+            for text in self._names:
+                text.set_x(-0.02 * reach)
+        past = _past(shown)
+        signs = [
+            [(str(n) if n else self.words["dot"]) if there else "" for n, there in zip(*row, strict=True)]
+            for row in zip(shown.product, past, strict=True)
+        ]
+        self._strip.update(shown.product, signs, empty=~past)
+        whole_ticks(self._map)
+        rows = _rows(shown)
+        for n, (bar, name, value) in enumerate(zip(self._bars, self._names, self._values, strict=True)):
+            there = n < len(rows)
+            for artist in (bar, name, value):
+                artist.set_visible(there)
+            if there:
+                number_, _, read, key = rows[n]
+                largest = 0.0 if number_ == 0 else max(read, key)
+                bar.set_width(largest)
+                name.set_text(self.words.say("product", n=number_) if number_ else self.words["single"])
+                label = self.words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
+                value.set(text=label if number_ else self.words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
+
+    def say(self, shown: WaysShown) -> str:
+        rows = _rows(shown)
+        products = [row for row in rows if row[0]]
+        pairs, single = (sum(row[1] for row in rows if bool(row[0]) == numbered) for numbered in (True, False))
+        largest = max(max(read, key) for _, _, read, key in products)
+        first = self.words.say(
+            "some" if single else "all", products=self.words["products"][len(products)], pairs=pairs, single=single
+        )
+        return f"{first} {self.words.say('large' if largest > 0 else 'small', largest=_power(largest))}"
+
+    def arithmetic(self, shown: WaysShown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        if cell.map == "products":
+            rows = _rows(shown)
+            if cell.row >= len(rows):
+                return self.say(shown)
+            n, pairs, read, key = rows[cell.row]
+            return self.words.say("bar" if n else "row", n=n, pairs=pairs, read=read, key=key)
+        if i <= j:
+            return self.words.say("itself" if i == j else "future", i=i, j=j)
+        n = int(shown.product[i, j])
+        read, key = float(shown.read[i, j]), float(shown.key[i, j])
+        weight = np.exp(read) * np.exp(key)
+        return self.words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=weight)
+
+
+def _past(shown: WaysShown) -> np.ndarray:
+    return np.tri(len(shown.product), k=-1, dtype=bool)
+
+
+def _rows(shown: WaysShown) -> list[tuple[int, int, float, float]]:
+    """Return number, pairs and largest exponents of reader and key for each product; single pairs come last."""
+    rows = []
+    for n in [*range(1, shown.product.max() + 1), 0]:
+        mask = shown.product == n
+        if mask.any():
+            pairs = int((mask & _past(shown)).sum())
+            rows.append((n, pairs, float(shown.read[mask].max()), float(shown.key[mask].max())))
+    return rows
+
+
+def _power(exponent: float) -> str:
+    """Return a power of e and its value.
+
+    >>> _power(64.0), _power(8.0), _power(0.0)
+    ('e^64 = 6.2e+27', 'e^8 = 2,981', 'e^0 = 1')
+    """
+    value = float(np.exp(np.float64(exponent)))
+    return f"e^{number(exponent)} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"
 
 
 def _chunks(chunk: int) -> ChunksShown:

@@ -1,18 +1,27 @@
 """The sketches of 05_one_infinity and 06_the_anchor."""
 
 import functools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from matplotlib.lines import Line2D
 
 from ...cases import anchor as case
 from ...cases.laws import LN_MAX
-from ...figures.sketches.decay_blowup import Counting, CountingShown, Ends, EndsShown, Fatal, FatalShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Marked, name_rows
+from ...language import Words
 from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import sum_before
 from ..knobs import NumberKnob, integer
 from .sketch import Sketch
+from .words import listed
 
 _END = 120
 _EXPONENTS = (
@@ -22,6 +31,255 @@ _EXPONENTS = (
 
 _CHUNK, _BLOCK = 64, 16
 _TOKENS, _STRONG = 2 * _CHUNK, -500.0
+
+WORDS = Words() | {
+    "ends": {
+        "alt": "A strip for each number format along the exponents x: where e^x becomes 0, where it has few digits "
+        "left, where it is an ordinary number, and where it is infinite; a line at the chosen exponent",
+        "x": "exponent x",
+        "kinds": ("becomes 0", "few digits left", "an ordinary number", "inf"),
+        "say": "e^{x} is {true:.3g}. What the formats hold of it: {held}.",
+        "held": "{format} {value:.3g}",
+        "arithmetic": "{format}: e^{x} = {value:.3g} (true: {true:.3g})",
+    },
+    "counting": {
+        "alt": "The 16 tokens of a block in a row, with the anchor and the token whose factor is largest; the tokens "
+        "whose decays are in its exponent are coloured",
+        "token": "token",
+        "anchor": "anchor",
+        "token with it": "the token whose factor it is",
+        "added": "decays in its exponent",
+        "say": "Anchored {anchor}, the largest factor of all is that of {whose} {token}. Its exponent undoes the "
+        "decays of tokens {first} to {last}, both of them included.",
+        "inside": "before token {anchor} (n = ge_{anchor} = gi_{before})",
+        "start": "before token 0, at the start of the block (n = ge_0 = 0)",
+        "end": "behind the last token (n = gi_{before})",
+        "whose": {"key": "key", "read": "reader"},
+        "in": "token {t}: its decay is in the exponent, with the sign turned",
+        "out": "token {t}: its decay is not in the exponent",
+    },
+    "fatal": {
+        "alt": "128 tokens in two strips, a chunk each, cut into blocks of 16; hatched where one strong decay, at this "
+        "token alone, makes some value NaN or infinite",
+        "token": "the token that decays",
+        "chunk": "tokens {first} – {last}",
+        "anchor": {0: "before token p, the first of each block", 1: "before token p + 1 of each block"},
+        "inside": "before token p + {n} of each block",
+        "before": "before token p − {n}, p the first of each block",
+        "say": "Anchored {anchor}, one token with w = {w} breaks something at {n} of {T} positions: {where}.\n"
+        "What breaks: {lost}.",
+        "none": "Anchored {anchor}, one token with w = {w} breaks nothing, at whichever of the {T} positions it "
+        "stands.\nEverything is finite.",
+        "more": "{first} and {n} more",
+        "fine": "w = {w} at token {t} alone: everything is finite",
+        "broken": "w = {w} at token {t} alone: lost in {lost}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class EndsShown:
+    """An exponent x and e^x as stored by each format, by name; and the same for a range of exponents [N]."""
+
+    exponent: float
+    values: Mapping[str, float]
+    exponents: np.ndarray
+    held: Mapping[str, np.ndarray]
+    smallest: Mapping[str, float]
+    """By format, the smallest normal number: below it digits are lost."""
+
+
+class Ends(Drawing, words=WORDS["ends"]):
+    """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
+
+    _colours = {"few": 0.55, "cmap": "Blues"}
+
+    def __init__(self, width: float):
+        self.canvas = Canvas(width, 1.82)
+        left, right, lane, top = 0.82, 0.95, 0.26, 0.42
+        across = width - left - right
+        self._lanes, self._values, self._names, self._lines = [], [], (), []
+        for n in range(3):
+            ax = self.canvas.axes(left, top + n * (lane + 0.08), across, lane)
+            ax.set(xticks=[], yticks=[])
+            self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
+            self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
+            middle = top + n * (lane + 0.08) + lane / 2
+            self._values.append(self.canvas.text(left + across + 0.1, middle, va="center", fontsize=10))
+        self._lanes[-1].ax.set_xlabel(self.words["x"])
+        few = self._lanes[0].colours.cmap(self._colours["few"])
+        zero, tiny, usual, inf = self.words["kinds"]
+        handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
+        handles.append(style.non_finite_handles()[1])
+        handles[-1].set_label(inf)
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
+        )
+        self.canvas.moving(*self._values, *self._lines)
+
+    def _first(self, shown: EndsShown) -> None:
+        """Draw the strips, which never change."""
+        self._names, N = tuple(shown.held), len(shown.exponents)
+        for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
+            few = held < shown.smallest[name]
+            usual = ~few & np.isfinite(held)
+            values = np.where(np.isfinite(held), self._colours["few"], held)
+            lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
+            name_rows(lane.ax, [name])
+        ticks = np.flatnonzero(shown.exponents % 40 == 0)
+        self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
+        self._columns = shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0])
+
+    def update(self, shown: EndsShown) -> None:
+        if self.changed():
+            self._first(shown)
+        start, each = self._columns
+        for line, text, value in zip(self._lines, self._values, shown.values.values(), strict=True):
+            line.set_xdata([(shown.exponent - start) * each] * 2)
+            text.set_text(number(value, 3))
+
+    def say(self, shown: EndsShown) -> str:
+        held = [self.words.say("held", format=name, value=x) for name, x in shown.values.items()]
+        return self.words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
+
+    def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
+        name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
+        return self.words.say("arithmetic", format=name, x=x, value=shown.held[name][cell.column], true=np.exp(x))
+
+
+@dataclass(frozen=True)
+class CountingShown:
+    """A block's largest factor: "key" or "read", its token, and the tokens whose decays its exponent sums, boolean [C].
+
+    anchor: the token that it precedes; C: behind the last.
+    """
+
+    anchor: int
+    factor: str
+    token: int
+    tokens: np.ndarray
+
+
+class Counting(Drawing, words=WORDS["counting"]):
+    """A row of tokens to count."""
+
+    def __init__(self, width: float):
+        self.canvas = Canvas(width, 1.4)
+        self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
+        ax.set(yticks=[], xlabel=self.words["token"])
+        self._map = HeatMap(self.canvas, ax, name="tokens")
+        self._added = Marked(self.canvas, ax, facecolor=style.W)
+        (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
+        look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
+        (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
+        (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
+        handles = [
+            Line2D([], [], color=style.BLACK, linewidth=2.6, label=self.words["anchor"]),
+            Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=self.words["token with it"]),
+            style.swatch(style.W, self.words["added"]),
+        ]
+        self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
+        self.canvas.moving(self._between, self._anchor, self._arrow)
+
+    def update(self, shown: CountingShown) -> None:
+        C, at = len(shown.tokens), shown.anchor - 0.5
+        if self.changed(C):
+            self._ax.set_xticks(range(C))
+        self._map.update(np.zeros((1, C)), finite=np.ones((1, C), bool))
+        self._added.update(shown.tokens[None])
+        self._between.set_data(*_upright(np.arange(1, C)))
+        self._anchor.set_data([at, at], [-0.8, 0.5])
+        self._arrow.set_data([at, shown.token], [-0.75, -0.75])
+
+    def say(self, shown: CountingShown) -> str:
+        C, a = len(shown.tokens), shown.anchor
+        first, last = np.flatnonzero(shown.tokens)[[0, -1]]
+        place = self.words.say("start" if a == 0 else "end" if a == C else "inside", anchor=a, before=a - 1)
+        return self.words.say(
+            "say", anchor=place, whose=self.words["whose"][shown.factor], token=shown.token, first=first, last=last
+        )
+
+    def arithmetic(self, shown: CountingShown, cell: Cell) -> str:
+        return self.words.say("in" if shown.tokens[cell.column] else "out", t=cell.column)
+
+
+def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return vertical lines at the left of these cells of a single row."""
+    return np.repeat(before - 0.5, 3), np.tile([-0.5, 0.5, np.nan], len(before))
+
+
+@dataclass(frozen=True)
+class FatalShown:
+    """By tensor, the positions at which a single token of decay w makes it non-finite, boolean [T].
+
+    anchor: the token that it precedes, counted from each block's first. chunk, block: tokens.
+    """
+
+    w: float
+    anchor: int
+    lost: Mapping[str, np.ndarray]
+    chunk: int
+    block: int
+
+    @property
+    def fatal(self) -> np.ndarray:
+        """The positions at which anything is lost, boolean [T]."""
+        return np.any(list(self.lost.values()), axis=0)
+
+
+class Fatal(Drawing, words=WORDS["fatal"]):
+    """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
+
+    _few = 8
+    """The largest number of fatal positions that get arrows."""
+
+    def __init__(self, width: float):
+        self.canvas = Canvas(width, 2.02)
+        self._strips, self._blocks, self._arrows = [], [], []
+        for n in range(2):
+            ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
+            ax.set(xticks=[], yticks=[])
+            self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
+            self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
+            self._arrows += ax.plot([], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7)
+        ax.set_xlabel(self.words["token"])
+        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
+        self.canvas.moving(*self._blocks, *self._arrows)
+
+    def update(self, shown: FatalShown) -> None:
+        C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
+        if self.changed():
+            for n, strip in enumerate(self._strips):
+                name_rows(strip.ax, [self.words.say("chunk", first=n * C, last=(n + 1) * C - 1)])
+                strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
+                self._blocks[n].set_data(*_upright(starts[1:]))
+        few = shown.fatal.sum() <= self._few
+        for strip, arrows, fatal in zip(self._strips, self._arrows, shown.fatal.reshape(2, 1, C), strict=True):
+            strip.update(np.where(fatal, np.nan, 0.0), finite=~fatal)
+            at = np.flatnonzero(fatal) if few else []
+            arrows.set_data(at, np.full(len(at), -0.75))
+
+    def say(self, shown: FatalShown) -> str:
+        where = [str(t) for t in np.flatnonzero(shown.fatal)]
+        a = shown.anchor
+        place = self.words["anchor"].get(a) or self.words.say("inside" if a > 0 else "before", n=abs(a))
+        values = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
+        if not where:
+            return self.words.say("none", **values)
+        if len(where) > 12:
+            listing = self.words.say("more", first=", ".join(where[:10]), n=len(where) - 10)
+        else:
+            listing = listed(where)
+        return self.words.say("say", where=listing, lost=listed(self._lost(shown, shown.fatal)), **values)
+
+    @staticmethod
+    def _lost(shown: FatalShown, at: np.ndarray | int) -> list[str]:
+        return [name for name, lost in shown.lost.items() if lost[at].any()]
+
+    def arithmetic(self, shown: FatalShown, cell: Cell) -> str:
+        t = int(cell.map.split()[-1]) * shown.chunk + cell.column
+        lost = self._lost(shown, t)
+        return self.words.say("broken" if lost else "fine", w=shown.w, t=t, lost=listed(lost))
 
 
 @functools.cache

@@ -1,11 +1,20 @@
 """The sketches of 08_delta_rule."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
-from ...figures.sketches.delta_rule import Editing, EditingShown, Revisions, RevisionsShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.maps import Map, Maps, signed
+from ...figures.marks import Bars, CellGrid
+from ...language import Words
 from ...ops.rwkv7 import fused_recurrent_rwkv7, reference
 from .. import knobs
 from .sketch import Sketch
+from .words import percent, short
 
 DOOR, LAMP = torch.eye(2)
 OPEN, CLOSED, ON, OFF = torch.eye(4)
@@ -13,6 +22,141 @@ OPEN, CLOSED, ON, OFF = torch.eye(4)
 
 _WRITES = ((DOOR, CLOSED), (LAMP, ON), (DOOR, OPEN))
 _TOKENS = 8  # of "revisions", all under one key
+
+WORDS = Words() | {
+    "editing": {
+        "alt": "Four small tables with a row for the door and one for the lamp, and a column each for open, closed, on "
+        "and off: the memory before, what is taken out, what is written, and the memory now",
+        "maps": {"before": "before", "taken": "+ taken out", "written": "+ written", "now": "= now"},
+        "rows": ("door", "lamp"),
+        "columns": ("open", "closed", "on", "off"),
+        "none": "With α = 0 nothing is taken out. Asked about the door, the memory answers both: open {open}, closed "
+        "{closed}.",
+        "part": "With α = {alpha}, {share} of what stood under the door is taken out before the new value is written. "
+        "Asked about the door, the memory answers: open {open}, closed {closed}.",
+        "all": "With α = 1 all of what stood under the door is taken out. The memory answers: open {open}, closed "
+        "{closed}.",
+        "more": "With α = {alpha} more is taken out than stood there. Open is {open}, and closed stands there turned "
+        "round: {closed}.",
+        "now": "{row}, {column}: {before} + {taken} + {written} = {now}",
+        "taken": "{row}, {column}: -{alpha} · {before} = {taken}",
+        "given": "{row}, {column}: {value}",
+    },
+    "revisions": {
+        "alt": "Bars: how much the value of each of eight tokens under one key counts in the answer after the last",
+        "x": "token",
+        "y": "how much it counts",
+        "none": "With α = 0 all {T} values count alike: every one of them is in the answer.",
+        "part": "With α = {alpha} the last value counts in full, the one before it {before}, and the first {first}.",
+        "all": "With α = 1 only the last value counts. All others have been taken out again.",
+        "more": "With α = {alpha} the values count with changing signs: the one before the last {before}, the first "
+        "{first}.",
+        "arithmetic": "token {n}: taken out of {later} times later, (1 - {alpha})^{later} = {counts}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class EditingShown:
+    """A table [2, 4] before an edit, what is taken out, what is written, the table after. alpha: share taken out."""
+
+    alpha: float
+    before: np.ndarray
+    taken: np.ndarray
+    written: np.ndarray
+    now: np.ndarray
+
+
+class Editing(Drawing, words=WORDS["editing"]):
+    """The four tables of one edit, each number in its cell."""
+
+    _largest = 2.6  # end of the scale: beyond every number, so that black digits are legible
+
+    def __init__(self, width: float):
+        left, gap = 0.52, 0.16
+        across = (width - left - 0.1 - 3 * gap) / 4
+        narrow = across < 1.5  # the columns' names are upright
+        self.canvas, self._numbers = Canvas(width, 1.75 if narrow else 1.45), {}
+        self._maps = Maps(
+            self.canvas, {name: Map(title, signed(self._largest)) for name, title in self.words["maps"].items()},
+            left=left, top=0.32, size=(across, 0.84), gap=gap,
+        )  # fmt: skip
+        for n, (name, heat) in enumerate(self._maps.items()):
+            heat.ax.set_xticks(range(4), self.words["columns"], rotation=90 if narrow else 0)
+            heat.ax.set_yticks(range(2), self.words["rows"] if n == 0 else ("", ""))
+            heat.ax.tick_params(length=0)
+            self._numbers[name] = {
+                (row, column): heat.ax.text(column, row, "", ha="center", va="center", fontsize=9.5, zorder=6)
+                for row in range(2)
+                for column in range(4)
+            }
+            self.canvas.moving(*self._numbers[name].values())
+
+    def update(self, shown: EditingShown) -> None:
+        self._maps.update(shown)
+        for name, numbers in self._numbers.items():
+            for cell, text in numbers.items():
+                text.set_text(short(getattr(shown, name)[cell]))
+
+    def say(self, shown: EditingShown) -> str:
+        alpha = shown.alpha
+        kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
+        opened, closed = (short(x) for x in shown.now[0, :2])
+        return self.words.say(kind, alpha=short(alpha), share=percent(alpha), open=opened, closed=closed)
+
+    def arithmetic(self, shown: EditingShown, cell: Cell) -> str:
+        at = (cell.row, cell.column)
+        where = {"row": self.words["rows"][cell.row], "column": self.words["columns"][cell.column]}
+        tables = {name: short(getattr(shown, name)[at]) for name in self.words["maps"]}
+        if cell.map == "now":
+            return self.words.say("now", **where, **tables)
+        if cell.map == "taken" and cell.row == 0:
+            return self.words.say("taken", **where, alpha=short(shown.alpha), **tables)
+        return self.words.say("given", **where, value=tables[cell.map])
+
+
+@dataclass(frozen=True)
+class RevisionsShown:
+    """The weight of each value [T] in the answer after the last token. alpha: the share that each token takes out."""
+
+    alpha: float
+    counts: np.ndarray
+
+
+class Revisions(Drawing, words=WORDS["revisions"]):
+    """A bar for each token that wrote under the same key."""
+
+    def __init__(self, width: float):
+        height = 2.2
+        self.canvas, self._numbers = Canvas(width, height), ()
+        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
+        ax.axhline(0, color=style.BLACK, linewidth=0.8)
+        self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
+
+    def update(self, shown: RevisionsShown) -> None:
+        T = len(shown.counts)
+        if self.changed():
+            texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
+            self._numbers = self.canvas.moving(*texts)
+            self._ax.set_xlim(-0.5, T - 0.5)
+            CellGrid(self.canvas, self._ax, "counts", 1, T)
+        self._bars.update(shown.counts)
+        for text, counts in zip(self._numbers, shown.counts, strict=True):
+            text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
+
+    def say(self, shown: RevisionsShown) -> str:
+        alpha, counts = shown.alpha, shown.counts
+        kind = "none" if alpha == 0 else "part" if alpha < 1 else "all" if alpha == 1 else "more"
+        values = {"before": percent(counts[-2]), "first": percent(counts[0])}
+        if kind == "more":
+            values = {"before": short(counts[-2]), "first": short(counts[0])}
+        return self.words.say(kind, T=len(counts), alpha=short(alpha), **values)
+
+    def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
+        n = cell.column
+        later = len(shown.counts) - 1 - n
+        return self.words.say("arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n]))
 
 
 def _editing(alpha: float) -> EditingShown:

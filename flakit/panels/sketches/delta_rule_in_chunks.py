@@ -1,11 +1,105 @@
 """The sketches of 09_delta_rule_in_chunks."""
 
 import functools
+from dataclasses import dataclass
+
+import numpy as np
 
 from ...cases import inverse
-from ...figures.sketches.delta_rule_in_chunks import Chained, ChainedShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.maps import FUTURE, ITSELF, Map, Maps, signed
+from ...language import Words
 from .. import knobs
 from .sketch import Sketch
+from .words import short
+
+WORDS = Words() | {
+    "chained": {
+        "alt": "Two square maps over the tokens of a chunk: how much token i finds of what token j put back, and the "
+        "inverse, how much of it is left when all edits in between have been made",
+        "maps": {"found": "found directly: L", "inverse": "through all edits: $(I - L)^{-1}$"},
+        "halves": {"found": ("$I - P_1$", "Q", "$I - P_2$"), "inverse": ("$P_1^{-1}$", "X", "$P_2^{-1}$")},
+        "i": "token i",
+        "j": "token j",
+        "same": "One token, {C} times: token i finds up to {found} of what each earlier one put back. Through all "
+        "edits the largest number is {largest}, and beyond the second diagonal {far}.",
+        "differ": "Keys that differ by {spread}: token i finds up to {found} of what an earlier one put back. Through "
+        "all edits the largest number is {largest}, and beyond the second diagonal {far}.",
+        "found": "token {i} finds {value} times what token {j} put back",
+        "inverse": "of what token {j} would find with no edits, {value} reaches token {i}",
+        "upper": "token {i} comes before token {j}, and finds nothing of it",
+        "diagonal": "token {i} does not find what it is about to put back itself",
+    }
+}
+
+
+@dataclass(frozen=True)
+class ChainedShown:
+    """The share of token j's edit that token i finds directly, [C, C], and its inverse, through all edits, [C, C].
+
+    spread: of the keys. halves: whether to mark the blocks of two halves."""
+
+    spread: float
+    found: np.ndarray
+    inverse: np.ndarray
+    halves: bool = False
+
+
+class Chained(Drawing, words=WORDS["chained"]):
+    """The matrix of a chunk's edits beside its inverse."""
+
+    def __init__(self, width: float):
+        height, side = 2.7, 1.95
+        self.canvas, self._cut = Canvas(width, height), []
+        empty = {"found": ITSELF, "inverse": FUTURE}
+        self._maps = Maps(
+            self.canvas, {name: Map(title, signed(), empty=empty[name]) for name, title in self.words["maps"].items()},
+            left=0.6, top=0.3, size=(side, side), gap=0.4, rows=self.words["i"], columns=self.words["j"],
+        )  # fmt: skip
+        self._maps.bar("inverse").set_yticks([-1, 0, 1])
+
+    def update(self, shown: ChainedShown) -> None:
+        C = len(shown.found)
+        if not self._cut:
+            self._cut = self.canvas.moving(*self._blocks(C))
+        for artist in self._cut:
+            artist.set_visible(shown.halves)
+        self._maps.update(shown)
+
+    def _blocks(self, C: int) -> list:
+        """Return the borders between the halves of a chunk, and the names of its blocks."""
+        artists, border = [], C / 2 - 0.5
+        for name, heat in self._maps.items():
+            artists += [
+                draw(border, color=style.BLACK, linewidth=1.4, zorder=5) for draw in (heat.ax.axhline, heat.ax.axvline)
+            ]
+            places = (
+                (C / 4 - 0.5, C / 4 - 0.5),
+                (3 * C / 4 - 0.5, C / 4 - 0.5),
+                (3 * C / 4 - 0.5, 3 * C / 4 - 0.5),
+            )
+            look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
+            look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
+            names = self.words["halves"][name]
+            artists += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
+        return artists
+
+    def say(self, shown: ChainedShown) -> str:
+        far = np.abs(np.tril(shown.inverse, -2)).max()
+        return self.words.say(
+            "differ" if shown.spread else "same", C=len(shown.found), spread=short(shown.spread),
+            found=short(np.abs(shown.found).max()), largest=short(np.abs(shown.inverse).max()), far=short(far),
+        )  # fmt: skip
+
+    def arithmetic(self, shown: ChainedShown, cell: Cell) -> str:
+        i, j = cell.row, cell.column
+        if j > i:
+            return self.words.say("upper", i=i, j=j)
+        if j == i and cell.map == "found":
+            return self.words.say("diagonal", i=i)
+        return self.words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))
 
 
 def _chained(spread: float, halves: bool = False) -> ChainedShown:

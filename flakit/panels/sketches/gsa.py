@@ -1,17 +1,207 @@
 """The sketches of 11_gsa."""
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
-from ...figures.sketches.gsa import SlotGate, SlotGateShown, Slots, SlotsShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.marks import Bars, CellGrid
+from ...figures.strip import Strip
+from ...language import Words, say
+from ...numerics.words import number
 from ...ops.gsa import fused_recurrent_gsa, reference
 from ..knobs import DecayKnob, NumberKnob
 from .sketch import Sketch
+from .words import percent, short
 
 _T, _M, _K = 8, 4, 6
 _GATES = (0.0, -0.1, -0.2, -0.3, -0.5, -0.7, -1.0, -1.5, -2.0, -3.0, -5.0)
 _MORE = 40  # tokens that "slot_gate" reads after the first
 _F = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0, -2.0, -3.0, -5.0, -7.0, -10.0, -15.0, -20.0, -30.0, -40.0)
 _FIELD = 50.0  # the largest |f|
+
+WORDS = Words() | {
+    "slots": {
+        "alt": "Left, a table with a row for each slot and a column for each token: how much of the token the slot "
+        "holds; right, a bar for each token: its weight in what the last query reads, and a diamond where softmax "
+        "attention over as many tokens as there are slots has it",
+        "holds": "how much of each token a slot holds",
+        "weights": "what the last query reads",
+        "slot": "slot",
+        "token": "token",
+        "gsa": "GSA",
+        "attention": "softmax attention over the last {M}",
+        "fades": "Nothing fades: every slot holds two tokens in full, one on top of the other. The weights of the last "
+        "query are {off} off those of softmax attention over the last {M} tokens.",
+        "keeps": "A slot keeps {kept} of its old token when a new one is written to it. The weights of the last query "
+        "are {off} off those of softmax attention over the last {M} tokens.",
+        "wiped": "A slot is wiped before it is written to, and holds one token. The weights of the last query are "
+        "those of softmax attention over the last {M} tokens; they differ by {rounding}.",
+        "held": "slot {m} holds token {j} with {how} = {x}",
+        "new": "its strength, 1: nothing was written to the slot since",
+        "old": "its strength times what the slot has kept since, 1 · e^{gate}",
+        "never": "slot {m} holds nothing of token {j}: it was written to slot {other}, with strength 1, and to the "
+        "others with strength 0",
+        "weight": "token {j}: p of slot {m} · what it holds = {p} · {x} = {weight} (softmax attention: {attention})",
+    },
+    "slot_gate": {
+        "alt": "Left, the log decay of a slot as a curve over what the model computes, f, the present f marked; right, "
+        "bars: what is left in a slot after one more token, two more, and so on",
+        "curve": "gate g = logsigmoid(f) / 8",
+        "f": "f",
+        "left": "what is left in the slot",
+        "x": "more tokens read",
+        "half": "half is left",
+        "say": "f = {f}: g = {g:.3g}. A slot keeps {one} of itself at every token; {half}.",
+        "half-life": "half is left after {half:.3g} tokens",
+        "quick": "less than half is left after one",
+        "arithmetic": "after {n} more: e^({n} · {g}) = {left}",
+        "gate": "f = {f}: logsigmoid(f) / 8 = {g}",
+    },
+}
+
+
+@dataclass(frozen=True)
+class SlotsShown:
+    """Tokens written in turn into slots that decay by e^gate at each write.
+
+    holds [M, T]: the share of each token in a slot after the last token; p [M]: the last query's weights of the slots;
+    weights [T]: its weights of the tokens; attention [T]: the weights of softmax attention over the last M tokens.
+    """
+
+    gate: float
+    holds: np.ndarray
+    p: np.ndarray
+    weights: np.ndarray
+    attention: np.ndarray
+
+    @property
+    def off(self) -> float:
+        """The relative L2 distance of the weights from those of attention."""
+        return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
+
+
+class Slots(Drawing, words=WORDS["slots"]):
+    """The content of the slots, and the weights of a query beside those of softmax attention."""
+
+    _most = 1.0  # end of the axis of weights
+
+    def __init__(self, width: float):
+        height, left, gap = 2.65, 0.6, 0.75
+        self.canvas, self._strip = Canvas(width, height), None
+        across = 0.6 * (width - left - gap - 0.15)
+        rest = width - left - gap - 0.15 - across
+        self._table = self.canvas.axes(left, 0.32, across, 1.5)
+        self._table.set(xlabel=self.words["token"], ylabel=self.words["slot"], title=self.words["holds"])
+        self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
+        ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=self.words["token"], title=self.words["weights"])
+        self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=self.words["gsa"])
+        (self._marks,) = self.canvas.moving(
+            *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
+        )
+
+    def _first(self, shown: SlotsShown) -> None:
+        (M, T) = shown.holds.shape
+        self._strip = Strip(self.canvas, self._table, M, T, name="holds")
+        for ax in (self._table, self._axes):
+            ax.set_xticks(range(T))
+        self._table.set_yticks(range(M))
+        self._axes.set_xlim(-0.6, T - 0.4)
+        self._marks.set_label(self.words.say("attention", M=M))
+        self.canvas.figure.legend(
+            handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
+        )
+        CellGrid(self.canvas, self._axes, "weights", 1, T)
+
+    def update(self, shown: SlotsShown) -> None:
+        if self._strip is None:
+            self._first(shown)
+        held = [["" if x == 0 else short(x) for x in row] for row in shown.holds]
+        self._strip.update(shown.holds, held, empty=shown.holds == 0)
+        self._bars.update(shown.weights)
+        inside = np.flatnonzero(shown.attention)
+        self._marks.set_data(inside, shown.attention[inside])
+
+    def say(self, shown: SlotsShown) -> str:
+        words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
+        return self.words.say(
+            words, kept=percent(math.exp(shown.gate)), off=percent(shown.off),
+            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2), M=len(shown.p),
+        )  # fmt: skip
+
+    def arithmetic(self, shown: SlotsShown, cell: Cell) -> str:
+        j = cell.column
+        if cell.map == "weights":
+            m = j % len(shown.p)
+            return self.words.say("weight",
+                j=j, m=m, p=short(shown.p[m]), x=short(shown.holds[m, j]), weight=short(shown.weights[j]),
+                attention=short(shown.attention[j]),
+            )  # fmt: skip
+        m, x = cell.row, shown.holds[cell.row, j]
+        if j % len(shown.p) != m:
+            return self.words.say("never", m=m, j=j, other=j % len(shown.p))
+        new = j + len(shown.p) >= shown.holds.shape[1]
+        how = self.words["new"] if new else self.words.say("old", gate=shown.gate)
+        return self.words.say("held", m=m, j=j, how=how, x=x)
+
+
+@dataclass(frozen=True)
+class SlotGateShown:
+    """The model's output f, the gate (natural log) g computed from it, the share left of a slot after 1, 2, … N more
+    tokens [N]; and the gates [n] at other values `at` of f [n]."""
+
+    f: float
+    g: float
+    left: np.ndarray
+    at: np.ndarray
+    gates: np.ndarray
+
+
+class SlotGate(Drawing, words=WORDS["slot_gate"]):
+    """The gate over f, and the decay of a slot by it."""
+
+    def __init__(self, width: float):
+        height, left, gap = 2.4, 0.6, 0.7
+        self.canvas = Canvas(width, height)
+        across = 0.4 * (width - left - gap - 0.15)
+        rest = width - left - gap - 0.15 - across
+        self._curve = self.canvas.axes(left, 0.32, across, 1.55)
+        self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
+        for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
+            ax.set(xlabel=self.words[x], title=self.words[title])
+        self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
+        self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+        self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
+        (self._dot,) = self.canvas.moving(*self._curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
+
+    def update(self, shown: SlotGateShown) -> None:
+        N = len(shown.left)
+        if self.changed():
+            self._curve.plot(shown.at, shown.gates, **style.LINES[0])
+            self._axes.set(xlim=(-0.5, N - 0.5))
+            places = range(9, N, 10)
+            self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
+            CellGrid(self.canvas, self._axes, "left", 1, N)
+            CellGrid(self.canvas, self._curve, "gate", 1, 1)
+        self._bars.update(shown.left)
+        self._dot.set_data([shown.f], [shown.g])
+
+    def say(self, shown: SlotGateShown) -> str:
+        half = math.log(2) / -shown.g
+        return self.words.say(
+            "say", f=shown.f, g=shown.g, one=percent(float(shown.left[0])),
+            half=self.words.say("half-life", half=half) if half >= 1 else self.words["quick"],
+        )  # fmt: skip
+
+    def arithmetic(self, shown: SlotGateShown, cell: Cell) -> str:
+        n = cell.column + 1
+        if cell.map == "gate":
+            return self.words.say("gate", f=shown.f, g=shown.g)
+        return self.words.say("arithmetic", n=n, g=shown.g, left=shown.left[n - 1])
 
 
 def _slots(gate: float) -> SlotsShown:

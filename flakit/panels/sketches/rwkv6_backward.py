@@ -2,15 +2,26 @@
 
 import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
-from ...figures.sketches.rwkv6_backward import Growth, GrowthShown, Walk, WalkShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.heatmap import HeatMap
+from ...figures.marks import CellGrid
+from ...language import Words
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ...ops.rwkv6 import reference
 from ..knobs import integer, number
 from .sketch import Sketch
+from .words import listed, percent, short
 
 DECAYS = torch.tensor([0.0, -0.2, -1.0, -2.0])
 """The natural-log decay of each row of the state in "walking_back", the same at every token."""
@@ -23,6 +34,238 @@ _ARRIVES = torch.tensor([-0.8, 0.4, 1.0, 0.6, -0.3])
 _TOKENS = 8
 
 _LONG = 192  # tokens of "growth": at w = 0.5 a state overflows after 177
+
+WORDS = Words() | {
+    "walking_back": {
+        "alt": "Two rows of small heat maps over eight tokens: above the state S after each token, filled from left to "
+        "right, below it D, the gradient with respect to that state, filled from right to left",
+        "S": "S walks forward: what has been written",
+        "D": "D walks back: what will be read",
+        "decay": "w = {w}",
+        "writes": "token {t} writes",
+        "reads": "token {t} reads $S_{{{before}}}$",
+        "S empty": "Forward, token {t}: nothing has been written yet, so S_{t} is zero.",
+        "S first": "Forward, token {t}: this is the token that writes, into all rows alike.",
+        "S fades": "Forward, token {t}: of what token {first} wrote, {shares} are left in the four rows.",
+        "D last": "Back, D_{t}: no token comes after the last one, so D_{t} is zero.",
+        "D empty": "Back, D_{t}: no token after {t} is heard by the loss, so D_{t} is zero.",
+        "D first": "Back, D_{t}: token {next} reads S_{t}, so here D gets its first numbers.",
+        "D fades": "Back, D_{t}: of the numbers in D_{first}, {shares} are left in the four rows.",
+        "not yet": "{name}_{t} is not there yet at this step",
+        "S sum": "S_{t}[{row}, {column}] = e^w · S_{before}[{row}, {column}] + k · v "
+        "= e^{w} · {old} + {k} · {v} = {value}",
+        "S begin": "S_{t}[{row}, {column}] = e^w · 0 + k · v = {k} · {v} = {value}",
+        "D sum": "D_{t}[{row}, {column}] = e^w · D_{after}[{row}, {column}] + r · do "
+        "= e^{w} · {old} + {r} · {do} = {value}",
+        "D begin": "D_{t}[{row}, {column}] = 0: nothing reads S_{t}",
+    },
+    "growth": {
+        "alt": "Three lines on a logarithmic axis over the tokens: the largest number in the state S, in D and in dw, "
+        "drawn bold where float32 holds them and dotted where it does not; above, the range that float32 lacks",
+        "x": "token t",
+        "y": r"$\log_{10}$ of the largest number",
+        "end": "too large for float32, which ends at $10^{{{end:.1f}}}$",
+        "names": {"S": "$S_t$, going forward", "D": "$D_t$, coming back", "dw": r"$dw_t$, made of both"},
+        "true": "beyond float32",
+        "step": "With w = {w} every token multiplies the rows by {factor:.3g}.",
+        "fine": "Everything is finite; the largest number is {largest:.2g}.",
+        "lost": "{S} {D} Of dw, {dw}.",
+        "S lost": "S is not finite from token {t} on.",
+        "S kept": "S is finite throughout.",
+        "D lost": "D, coming back, is not finite from token {t} down.",
+        "D kept": "D is finite throughout.",
+        "dw none": "not one token is left",
+        "dw all": "all tokens are finite",
+        "dw some": "{n} of {T} tokens are finite",
+        "token": "token {t}: the largest number is {sizes}",
+        "size": "{size:.2g} in {name}",
+        "beyond": "{size:.2g} in {name} (not finite in float32)",
+    },
+}
+
+
+@dataclass(frozen=True)
+class WalkShown:
+    """Both passes of one head over T tokens up to a step: 0 … T-1 forward, then T … 2T-1 backward.
+
+    writes, reads: the token that writes, and the one whose output the loss reads. r, k, w: [T, K]; v, do: [T, V].
+    states: S_t, and gradients: D_t, after every token [T, K, V].
+    """
+
+    step: int
+    writes: int
+    reads: int
+    r: np.ndarray
+    k: np.ndarray
+    w: np.ndarray
+    v: np.ndarray
+    do: np.ndarray
+    states: np.ndarray
+    gradients: np.ndarray
+
+    @property
+    def here(self) -> tuple[str, int]:
+        """The map that this step computes, "S" or "D", and its token."""
+        T = len(self.states)
+        return ("S", self.step) if self.step < T else ("D", 2 * T - 1 - self.step)
+
+    def there(self, name: str, t: int) -> bool:
+        """Whether a map has been computed by this step."""
+        return self.step >= (t if name == "S" else 2 * len(self.states) - 1 - t)
+
+
+class Walk(Drawing, words=WORDS["walking_back"]):
+    """S from left to right, then D from right to left."""
+
+    def __init__(self, width: float):
+        self.canvas, self._width = Canvas(width, 2.72), width
+        self._maps: dict[str, list[HeatMap]] = {}
+
+    def _first(self, shown: WalkShown) -> None:
+        T, gap, left = len(shown.states), 0.1, 0.72
+        size = (self._width - left - 0.12 + gap) / T - gap
+        limits = {name: float(np.abs(x).max()) for name, x in self._arrays(shown).items()}
+        for name, top in (("S", 0.0), ("D", 1.36)):
+            self.canvas.text(0.06, top + 0.12, self.words[name], va="center", fontweight="bold")
+            self._maps[name] = []
+            for t in range(T):
+                ax = self.canvas.axes(left + t * (size + gap), top + 0.46, size, 0.62)
+                ax.set_title(f"${name}_{t}$", loc="center", pad=3)
+                ax.set(xticks=[], yticks=[])
+                if t == 0:
+                    ax.set_yticks(range(len(shown.w[0])), [self.words.say("decay", w=short(w)) for w in shown.w[0]])
+                    ax.tick_params(axis="y", length=0, pad=2)
+                heat = HeatMap(
+                    self.canvas, ax, cmap=style.SIGNED, vmin=-limits[name], vmax=limits[name], name=f"{name} {t}"
+                )
+                self._maps[name].append(heat)
+        marks = (("S", shown.writes, self.words.say("writes", t=shown.writes)),)
+        marks += (("D", shown.reads - 1, self.words.say("reads", t=shown.reads, before=shown.reads - 1)),)
+        for name, t, text in marks:
+            ax = self._maps[name][t].ax
+            ax.text(0.5, -0.06, text, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
+        frame = Rectangle((0, 0), 1, 1, transform=self.canvas.figure.transFigure, facecolor="none", zorder=8)
+        frame.set(edgecolor=style.BLUE, linewidth=2.6)
+        self.canvas.figure.add_artist(frame)
+        (self._frame,) = self.canvas.moving(frame)
+
+    @staticmethod
+    def _arrays(shown: WalkShown) -> dict[str, np.ndarray]:
+        return {"S": shown.states, "D": shown.gradients}
+
+    def update(self, shown: WalkShown) -> None:
+        if not self._maps:
+            self._first(shown)
+        for name, values in self._arrays(shown).items():
+            for t, heat in enumerate(self._maps[name]):
+                heat.update(values[t], empty=np.full(values[t].shape, not shown.there(name, t)))
+        name, t = shown.here
+        box = self._maps[name][t].ax.get_position()
+        self._frame.set_bounds(box.x0, box.y0, box.width, box.height)
+
+    def say(self, shown: WalkShown) -> str:
+        (name, t) = shown.here
+        values = self._arrays(shown)[name]
+        first = shown.writes if name == "S" else shown.reads - 1
+        far = t - first if name == "S" else first - t
+        if name == "D" and t == len(values) - 1:
+            return self.words.say("D last", t=t)
+        if far < 0:
+            return self.words.say(f"{name} empty", t=t)
+        if far == 0:
+            return self.words.say(f"{name} first", t=t, next=t + 1)
+        left = np.abs(values[t]).max(1) / np.abs(values[first]).max(1)
+        return self.words.say(f"{name} fades", t=t, first=first, shares=listed([percent(float(x)) for x in left]))
+
+    def arithmetic(self, shown: WalkShown, cell: Cell) -> str:
+        (name, t) = cell.map.split()
+        t, row, column = int(t), cell.row, cell.column
+        values = self._arrays(shown)[name][:, row, column]
+        at = {"t": t, "row": row, "column": column, "value": short(values[t])}
+        if not shown.there(name, t):
+            return self.words.say("not yet", name=name, t=t)
+        if name == "S":
+            at |= {"k": short(shown.k[t, row]), "v": short(shown.v[t, column]), "w": short(shown.w[t, row])}
+            return self.words.say("S sum" if t else "S begin", before=t - 1, old=short(values[t - 1]), **at)
+        if t == len(values) - 1:
+            return self.words.say("D begin", **at)
+        at |= {"r": short(shown.r[t + 1, row]), "do": short(shown.do[t + 1, column]), "w": short(shown.w[t + 1, row])}
+        return self.words.say("D sum", after=t + 1, old=short(values[t + 1]), **at)
+
+
+@dataclass(frozen=True)
+class GrowthShown:
+    """At one log decay, which may be positive, for S, D and dw by name: the largest true number at each token [T], and
+    whether all numbers there are finite in float32. end: log10 of the largest float32."""
+
+    w: float
+    sizes: Mapping[str, np.ndarray]
+    finite: Mapping[str, np.ndarray]
+    end: float
+
+
+class Growth(Drawing, words=WORDS["growth"]):
+    """The size of S, D and dw over the tokens, against the end of float32."""
+
+    _low, _high = -4.0, 78.0  # ends of the axis, log10: w = 0.8 gives 10^67 after 192 tokens
+    _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
+
+    def __init__(self, width: float):
+        height = 2.75
+        self.canvas, self._lines = Canvas(width, height), {}
+        legend = 2.2
+        self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
+        look = {"linewidth": 0, "zorder": 0, "color": style.INF["facecolor"]}
+        self._beyond = ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.get_yaxis_transform(), **look))
+        self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
+        self._end.set_transform(ax.get_yaxis_transform())
+        dashes = {"S": "-", "D": "--", "dw": "-."}
+        for name, dash in dashes.items():
+            look = {"color": style.letter(name), "linestyle": dash}
+            (thin,) = ax.plot([], [], color=look["color"], zorder=3, **self._dotted)
+            (bold,) = ax.plot([], [], **look, linewidth=2.6, zorder=4)
+            self._lines[name] = self.canvas.moving(thin, bold)
+        dots = Line2D([], [], color=style.GREY, **self._dotted)
+        handles = [*(bold for _, bold in self._lines.values()), dots]
+        labels = [*self.words["names"].values(), self.words["true"]]
+        place = {"loc": "upper left", "bbox_to_anchor": (1 - (legend + 0.1) / width, 0.95)}
+        self.canvas.figure.legend(handles, labels, handlelength=2.4, **place)
+
+    def update(self, shown: GrowthShown) -> None:
+        T = len(shown.sizes["S"])
+        if self.changed():
+            self._ax.set_xlim(-0.5, T - 0.5)
+            self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
+            self._end.set_text(self.words.say("end", end=shown.end))
+            CellGrid(self.canvas, self._ax, "tokens", 1, T)
+        for name, (thin, bold) in self._lines.items():
+            with np.errstate(divide="ignore"):
+                size = np.log10(shown.sizes[name])
+            size[~np.isfinite(size)] = np.nan  # a zero has no place on this axis
+            for line, there in ((thin, ~shown.finite[name]), (bold, shown.finite[name])):
+                line.set_data(range(T), np.where(there, size, np.nan))
+
+    def say(self, shown: GrowthShown) -> str:
+        T = len(shown.sizes["S"])
+        began = self.words.say("step", w=shown.w, factor=math.exp(shown.w))
+        if all(finite.all() for finite in shown.finite.values()):
+            largest = max(float(size.max()) for size in shown.sizes.values())
+            return f"{began} {self.words.say('fine', largest=largest)}"
+        lost = {name: np.flatnonzero(~finite) for name, finite in shown.finite.items()}
+        S, D = (self.words[f"{name} {'lost' if len(lost[name]) else 'kept'}"] for name in ("S", "D"))
+        left = T - len(lost["dw"])
+        dw = self.words.say("dw none" if left == 0 else "dw all" if left == T else "dw some", n=left, T=T)
+        S, D = S.format(t=min(lost["S"], default=0)), D.format(t=max(lost["D"], default=0))
+        return f"{began} {self.words.say('lost', S=S, D=D, dw=dw)}"
+
+    def arithmetic(self, shown: GrowthShown, cell: Cell) -> str:
+        t = cell.column
+        sizes = [
+            self.words.say("size" if shown.finite[name][t] else "beyond", size=along[t], name=name)
+            for name, along in shown.sizes.items()
+        ]
+        return self.words.say("token", t=t, sizes=listed(sizes))
 
 
 @functools.cache

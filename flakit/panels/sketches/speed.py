@@ -1,19 +1,314 @@
 """The sketches of 16_speed."""
 
 import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ...figures.sketches.speed import Kept, KeptShown, Roof, RoofShown, Tail, TailShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.marks import CellGrid, LabelledBars, Marked, name_rows
+from ...language import Words
 from ...numerics import recorded
+from ...numerics.words import number
 from ...numerics.work import moved, work
 from ..knobs import choice, steps
 from .sketch import Sketch
+from .words import size
 
 _CHUNK = 16
 """Tokens of the chunks that RWKV6's kernels take for this call."""
 _ONE_IN = [n * 10**power for power in range(6, 2, -1) for n in (10, 5, 2)] + [1000]
 _TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
+
+MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
+"""Colour and dash of the time of memory traffic, and of matrix products."""
+
+WORDS = Words() | {
+    "roof": {
+        "alt": "Left, the roof under which operations a second lie, over operations a byte, with a point for a call; "
+        "right, a bar for how long its bytes take and one for its operations",
+        "x": "operations per byte",
+        "y": "10¹² operations a second",
+        "times": "microseconds",
+        "moving": "bytes",
+        "multiplying": "operations",
+        "call": "this call at its floor",
+        "one": "One token a sequence",
+        "more": "{tokens} tokens a sequence",
+        "say": "{call}, heads of {K} channels: {intensity:.3g} operations per byte. The bytes take {moving} µs, the "
+        "operations {multiplying} µs. {limit}",
+        "memory": "The floor is set by the memory.",
+        "products": "The floor is set by the products.",
+        "arithmetic": {
+            "moving": "{bytes} · 10⁶ bytes / {rate:.3g} · 10¹² a second = {us} µs",
+            "multiplying": "{operations} · 10⁶ operations / {rate:.3g} · 10¹² a second = {us} µs",
+        },
+    },
+    "kept": {
+        "alt": "Over the tokens of a chunk, how long it takes to write and read a state for each chunk, which falls, "
+        "how long the pairs inside chunks take to multiply, which rises, and the floor of the forward pass",
+        "x": "tokens of a chunk, C",
+        "y": "milliseconds",
+        "states": "states: write, read",
+        "pairs": "pairs: multiply",
+        "floor": "floor of the forward",
+        "say": "A state every {chunk} tokens, {itemsize} bytes a number: {size}. Written once and read once they take "
+        "{states:.3g} ms, {times:.2g} times the forward's floor. The pairs inside chunks take {pairs:.2g} ms.",
+        "every": "A state after every token, {itemsize} bytes a number: {size}. Written once and read once they take "
+        "{states:.3g} ms, {times:.2g} times the forward's floor. No pair has to be multiplied but a token with itself.",
+        "arithmetic": "C = {chunk}: states 2 · {size} / {rate:.3g} TB/s = {states:.3g} ms, pairs {pairs:.2g} ms",
+    },
+    "tail": {
+        "alt": "Left, the chunks of several heads: black where a chunk holds a steep gate, blue where it is computed "
+        "the slow way; right, a bar each for the share of steep gates, of the chunks and of the heads that hold one, "
+        "and of the chunks that are computed the slow way",
+        "x": "chunk of {tokens} tokens",
+        "y": "head",
+        "steep": "holds a steep gate",
+        "slow": "computed the slow way",
+        "bars": ["steep gates", "steep chunks", "steep heads", "slow way"],
+        "say": "One gate in {one_in:,} is steep: {chunks} of the chunks hold a steep gate, and {heads} of the heads. "
+        "{way}",
+        "head": "A head takes one way as a whole: {slow} of all chunks are computed the slow way.",
+        "chunk": "Each chunk takes its own way: {slow} of all chunks are computed the slow way.",
+        "arithmetic": {
+            "cell": "head {head}, chunk {chunk}: {steep}, computed the {way}",
+            "some": "at least one of its gates is steep",
+            "none": "no gate is steep",
+            "quick way": "quick way",
+            "slow way": "slow way",
+            "gates": "1 / {one_in:,} = {share}",
+            "any": "at least one of {n:,} gates is steep: 1 - (1 - 1/{one_in:,})^{n:,} = {share}",
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class RoofShown:
+    """A call's minimal bytes and operations, and the device's peaks, 10^12 of each per second."""
+
+    tokens: int
+    K: int
+    bytes: int
+    operations: int
+    copy_tb_s: float
+    tflops: float
+
+    @property
+    def intensity(self) -> float:
+        return self.operations / self.bytes
+
+    @property
+    def ms(self) -> tuple[float, float]:
+        """Milliseconds of moving the bytes, and of the operations."""
+        return 1e-9 * self.bytes / self.copy_tb_s, 1e-9 * self.operations / self.tflops
+
+
+class Roof(Drawing, words=WORDS["roof"]):
+    """The roof with a call below it, and the two times of the call."""
+
+    _ENDS = 0.2, 2000.0
+
+    def __init__(self, width: float):
+        height = 2.6
+        self.canvas = Canvas(width, height)
+        right = 3.1 if width > 8 else 2.3
+        across = width - 0.7 - right - 0.35
+        self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
+        ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
+        ax.minorticks_off()
+        (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
+        (self._point,) = self.canvas.moving(
+            ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])[0]
+        )
+        ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
+        left = width - right + 0.55
+        ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
+        ax.set_title(self.words["times"], pad=5)
+        name_rows(ax, [self.words["moving"], self.words["multiplying"]])
+        self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
+
+    def update(self, shown: RoofShown) -> None:
+        if self.changed():
+            x = np.array([self._ENDS[0], shown.tflops / shown.copy_tb_s, self._ENDS[1]])
+            self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
+        rate = min(shown.intensity * shown.copy_tb_s, shown.tflops)
+        self._point.set_data([shown.intensity], [rate])
+        self._drop.set_data([shown.intensity] * 2, [0.3, rate])
+        self._bars.update((ms / max(shown.ms) for ms in shown.ms), map(_us, shown.ms))
+
+    def say(self, shown: RoofShown) -> str:
+        (moving, multiplying) = shown.ms
+        return self.words.say(
+            "say", call=self.words.say("one" if shown.tokens == 1 else "more", tokens=shown.tokens), K=shown.K,
+            intensity=shown.intensity, moving=_us(moving), multiplying=_us(multiplying),
+            limit=self.words["memory" if moving > multiplying else "products"],
+        )  # fmt: skip
+
+    def arithmetic(self, shown: RoofShown, cell: Cell) -> str:
+        words, which = self.words["arithmetic"], ("moving", "multiplying")[cell.row]
+        rate = (shown.copy_tb_s, shown.tflops)[cell.row]
+        values = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
+        return words.say(which, **values, rate=rate, us=_us(shown.ms[cell.row]))
+
+
+@dataclass(frozen=True)
+class KeptShown:
+    """For each chunk size [N]: bytes of the states, and milliseconds of moving these twice and of the pairs.
+
+    at: the index of the chosen size; itemsize: bytes per number of a state; floor: milliseconds of the forward.
+    """
+
+    at: int
+    itemsize: int
+    chunks: Sequence[int]
+    bytes: np.ndarray
+    states: np.ndarray
+    pairs: np.ndarray
+    floor: float
+    copy_tb_s: float
+
+
+class Kept(Drawing, words=WORDS["kept"]):
+    """Two times over the chunk size, and those of the chosen size."""
+
+    def __init__(self, width: float):
+        height = 2.7
+        self.canvas = Canvas(width, height)
+        self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
+        ax.set(xlabel=style.logarithmic(self.words["x"]), ylabel=self.words["y"], yscale="log")
+        self._lines = [
+            ax.plot([], [], **look, label=self.words[name])[0]
+            for name, look in (("states", MOVING), ("pairs", MULTIPLYING))
+        ]
+        (self._dots,) = self.canvas.moving(ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)[0])
+        (self._at,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
+        self.canvas.moving(self._lines[0])
+        (self._floor,) = ax.plot([], [], color=style.BLACK, linewidth=1.2, label=self.words["floor"])
+        handles, at = [*self._lines, self._floor], (1 - 2.15 / width, 0.97)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=2.6)
+
+    def update(self, shown: KeptShown) -> None:
+        n = len(shown.chunks)
+        if self.changed():
+            shortest = min(shown.states.min() / 2, shown.pairs.min())
+            self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
+            self._ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in shown.chunks[::2]])
+            self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
+            self._ax.minorticks_off()
+            self._lines[1].set_data(range(n), shown.pairs)
+            self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
+            CellGrid(self.canvas, self._ax, "chunks", 1, n)
+        self._lines[0].set_data(range(n), shown.states)
+        self._dots.set_data([shown.at] * 2, [shown.states[shown.at], shown.pairs[shown.at]])
+        self._at.set_data([shown.at] * 2, self._ax.get_ylim())
+
+    def say(self, shown: KeptShown) -> str:
+        n = shown.at
+        return self.words.say(
+            "every" if shown.chunks[n] == 1 else "say", chunk=shown.chunks[n], itemsize=shown.itemsize,
+            size=size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
+            pairs=shown.pairs[n],
+        )  # fmt: skip
+
+    def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
+        n = cell.column
+        return self.words.say(
+            "arithmetic", chunk=shown.chunks[n], size=size(shown.bytes[n]), rate=shown.copy_tb_s,
+            states=shown.states[n], pairs=shown.pairs[n],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TailShown:
+    """The chunks that hold a steep gate, boolean [heads, chunks], where one gate in `one_in` is steep.
+
+    by_head: whether a head with any steep gate is computed the slow way as a whole, or only its steep chunks.
+    tokens, gates: per chunk; head_gates: gates of a head's full sequence.
+    """
+
+    one_in: int
+    by_head: bool
+    steep: np.ndarray
+    tokens: int
+    gates: int
+    head_gates: int
+
+    @property
+    def slow(self) -> np.ndarray:
+        return self.steep.any(1, keepdims=True) | np.zeros_like(self.steep) if self.by_head else self.steep
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """The expected shares of steep gates, of chunks and heads that hold one, and of chunks computed slowly."""
+        gates, chunks, heads = (-math.expm1(n * math.log1p(-1 / self.one_in)) for n in (1, self.gates, self.head_gates))
+        return gates, chunks, heads, heads if self.by_head else chunks
+
+
+class Tail(Drawing, words=WORDS["tail"]):
+    """A map of the chunks of each head, and a bar for each share."""
+
+    def __init__(self, width: float):
+        height = 2.75
+        self.canvas = Canvas(width, height)
+        right = 3.3 if width > 8 else 2.5
+        self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], facecolor=style.FINITE)
+        ax.spines[:].set_visible(True)
+        self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
+        self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
+        handles = [style.swatch(style.BLACK, self.words["steep"]), style.swatch(style.SKY, self.words["slow"])]
+        at = (0.5 / width, 1.0)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
+        bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
+        name_rows(bars, self.words["bars"])
+        self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
+
+    def update(self, shown: TailShown) -> None:
+        heads, chunks = shown.steep.shape
+        if self.changed():
+            self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
+            self._ax.set_xlabel(self.words.say("x", tokens=shown.tokens))
+            self.canvas.pointable("chunks", self._ax, heads, chunks)
+        self._slow.update(shown.slow)
+        self._steep.update(shown.steep)
+        self._bars.update(shown.shares, map(_share, shown.shares))
+
+    def say(self, shown: TailShown) -> str:
+        (_, chunks, heads, slow) = map(_share, shown.shares)
+        way = self.words.say("head" if shown.by_head else "chunk", slow=slow)
+        return self.words.say("say", one_in=shown.one_in, chunks=chunks, heads=heads, way=way)
+
+    def arithmetic(self, shown: TailShown, cell: Cell) -> str:
+        words = self.words["arithmetic"]
+        if cell.map == "chunks":
+            at = cell.row, cell.column
+            steep, way = (
+                words["some" if shown.steep[at] else "none"],
+                words["slow way" if shown.slow[at] else "quick way"],
+            )
+            return words.say("cell", head=cell.row, chunk=cell.column, steep=steep, way=way)
+        share, one_in = _share(shown.shares[cell.row]), shown.one_in
+        if cell.row == 0:
+            return words.say("gates", one_in=one_in, share=share)
+        of_head = cell.row == 2 or (cell.row == 3 and shown.by_head)
+        return words.say("any", n=shown.head_gates if of_head else shown.gates, one_in=one_in, share=share)
+
+
+def _share(share: float) -> str:
+    return f"{np.format_float_positional(100 * share, precision=2, fractional=False, trim='-')}%"
+
+
+def _us(ms: float) -> str:
+    return f"{1e3 * ms:,.0f}" if ms >= 0.1 else number(1e3 * ms, 3)
 
 
 @functools.cache

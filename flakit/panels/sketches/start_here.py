@@ -1,13 +1,89 @@
 """The sketches of 00_start_here."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
 from ...cases import anchor
-from ...figures.sketches.start_here import Broken, BrokenShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.maps import Map, Maps, signed
+from ...language import Words
 from ...numerics.evaluate import truth
 from ...numerics.inputs import inputs
 from ..knobs import DecayKnob
 from .sketch import Sketch
+from .words import listed, percent, verb
 
 _BREAKS = (0.0, -0.1, -0.3, -0.5, -0.7, -0.9, -1.0, -1.1, -1.2, -1.3, -1.33, -1.36, -1.39, -1.42, -1.5, -2.0, -5.0)
+
+WORDS = Words() | {
+    "broken": {
+        "alt": "Two heat maps of one gradient, tokens from left to right and channels from top to bottom: as a fast "
+        "kernel computes it in float32, and as it is in float64",
+        "computed": "dr as a fast kernel computes it",
+        "true": "dr as it is",
+        "token": "token",
+        "channel": "channel",
+        "positive": "positive",
+        "negative": "negative",
+        "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
+        "some": "At a decay of {decay}, {bad} {are} broken; {good} {still} fine.",
+        "share": "Of dr, {share} is NaN, though no true value is larger than {largest:.3g}.",
+        "arithmetic": "dr of token {t}, channel {c}: {computed} (true: {true})",
+    }
+}
+
+
+@dataclass(frozen=True)
+class BrokenShown:
+    """One gradient, computed and true, [T, K] each; the non-finite share of every tensor, by name."""
+
+    decay: float
+    computed: np.ndarray
+    true: np.ndarray
+    shares: Mapping[str, float]
+
+
+class Broken(Drawing, words=WORDS["broken"]):
+    """A gradient beside its true values; the sentence names the broken tensors."""
+
+    def __init__(self, width: float):
+        left, gap, across = 0.55, 0.15, (width - 0.8) / 2
+        high = min(across, 2.9)
+        self.canvas = Canvas(width, high + 1.0)
+        self._maps = Maps(
+            self.canvas, {name: Map(self.words[name], signed(), across=True) for name in ("computed", "true")},
+            left=left, top=0.5, size=(across, high), gap=gap, rows=self.words["channel"], columns=self.words["token"],
+        )  # fmt: skip
+        signs = (style.swatch(getattr(style, name.upper()), self.words[name]) for name in ("negative", "positive"))
+        handles = [*signs, *style.non_finite_handles()[:1]]
+        self.canvas.figure.legend(handles=handles, loc="upper right", borderaxespad=0.2, ncols=3)
+
+    def update(self, shown: BrokenShown) -> None:
+        largest = float(np.abs(shown.true).max())
+        for heat in self._maps.values():
+            heat.colours.set_clim(-largest, largest)
+        self._maps.update(shown)
+
+    def say(self, shown: BrokenShown) -> str:
+        decay = shown.decay
+        bad = [name for name, share in shown.shares.items() if share]
+        good = [name for name in shown.shares if name not in bad]
+        if not bad:
+            return self.words.say("fine", decay=decay, names=listed([name for name in good if name != "o"]))
+        sentence = self.words.say(
+            "some", decay=decay, bad=listed(bad), are=verb(bad), good=listed(good), still=verb(good)
+        )
+        return f"{sentence}\n" + self.words.say(
+            "share", share=percent(float((~np.isfinite(shown.computed)).mean())), largest=np.abs(shown.true).max()
+        )
+
+    def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
+        t, c = cell.column, cell.row
+        return self.words.say("arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])
 
 
 def _broken(decay: float, seed: int = 0) -> BrokenShown:

@@ -2,19 +2,271 @@
 
 import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ...figures.sketches.state_tracking import Again, AgainShown, Mirror, MirrorShown, Swaps, SwapsShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.marks import Bars, CellGrid, name_rows
+from ...language import Words, say
 from ...models.tasks import Permutations
 from ...ops.rwkv7 import fused_recurrent_rwkv7
 from ..knobs import NumberKnob, integer, number
 from .sketch import Sketch
+from .words import percent, short
 
 MOVES, READINGS, DECAY = 10, 16, -0.6
 TURNS = round(1 + math.exp(DECAY), 4)
 """The α that reverses the state at this decay without changing its size."""
+
+WORDS = Words() | {
+    "swaps": {
+        "alt": "A line for each of three things, over the moves: the place in which it lies; moves to come are pale",
+        "x": "moves so far",
+        "places": ("1st", "2nd", "3rd"),
+        "things": ("A", "B", "C"),
+        "begin": "Nothing has moved yet: {order}.",
+        "say": "Move {t} swaps {swap}. Now they lie {order}: one of {all} orders.",
+        "swap": "{a} and {b}",
+        "first": "before the first move {thing} lies {place}",
+        "arithmetic": "after move {t} {thing} lies {place}",
+    },
+    "mirror": {
+        "alt": "Left, a plane with the direction kappa, a column of the state as an arrow, and what one token makes of "
+        "it; right, a scale from 1, kept, over 0, forgotten, to -1, turned round",
+        "plane": "one column of the state",
+        "scale": "along κ multiplied by",
+        "before": "before",
+        "after": "after",
+        "kept": "1\nkept",
+        "forgotten": "0\nforgotten",
+        "turned": "−1\nturned\nround",
+        "say": "Along κ the state is multiplied by 1 - {alpha} = {factor}{what}. At right angles to κ nothing changes.",
+        "what": {
+            "kept": ": it is kept",
+            "fades": ": part of it is gone",
+            "forgotten": ": it is forgotten",
+            "fades round": ": it is turned round, and part of it is gone",
+            "turned": ": it is turned round, and all of it is there",
+        },
+        "before is": "before: ({x}, {y})",
+        "after is": "after: ({x}, {y}) = before - {alpha} · (κ · before) κ",
+        "factor is": "1 - {alpha} = {factor}",
+    },
+    "again": {
+        "alt": "A bar for each time that one and the same token is read: the size of what the state holds along kappa "
+        "then, on a logarithmic axis, in one colour where it is as it was and in another where it is turned round",
+        "x": "times that the token was read",
+        "y": "size of what is left",
+        "same": "as it was",
+        "turned": "turned round",
+        "say": "With w = {w} and α = {alpha}, one reading multiplies the state along κ by {factor:.3g}. After {n} "
+        "readings {left}",
+        "grown": "it is {size:.3g} times as large: it grows without end.",
+        "held": "it is as large as in the beginning.",
+        "faded": "{size} of it is left.",
+        "arithmetic": "after {n}: ({kept:.3g} - {alpha})^{n} = {factor:.3g}^{n} = {left:.3g}",
+    },
+}
+
+
+def _listed(order: Sequence[int]) -> str:
+    return ", ".join(WORDS["swaps"]["things"][thing] for thing in order)
+
+
+@dataclass(frozen=True)
+class SwapsShown:
+    """The two places that each move swaps, [N, 2]; the thing in each place after 0, 1, … N moves, [N + 1, 3]."""
+
+    t: int  # moves so far
+    moves: np.ndarray
+    orders: np.ndarray
+
+
+class Swaps(Drawing, words=WORDS["swaps"]):
+    """Three things that change places, as lines."""
+
+    def __init__(self, width: float):
+        height = 2.1
+        self.canvas, self._lines = Canvas(width, height), None
+        self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
+        ax.spines["left"].set_visible(False)
+        ax.set(xlabel=self.words["x"], ylim=(2.35, -0.35))
+        name_rows(ax, self.words["places"])
+
+    def _first(self, shown: SwapsShown) -> None:
+        N, ax = len(shown.moves), self._ax
+        ax.set(xlim=(-0.1, N + 0.1), xticks=range(N + 1))
+        self._lines, self._ends = [], []
+        for thing, look in zip(range(3), style.LINES, strict=False):
+            places = (shown.orders == thing).argmax(1)
+            ax.plot(range(N + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
+            (line,) = ax.plot([], [], **look | {"linewidth": 3}, zorder=3)
+            name = ax.text(0, 0, self.words["things"][thing], ha="left", va="center", fontsize=11, fontweight="bold")
+            name.set(color=look["color"], zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+            self._lines.append((line, places))
+            self._ends.append(name)
+        self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
+        CellGrid(self.canvas, ax, "places", 3, N + 1)
+
+    def update(self, shown: SwapsShown) -> None:
+        if self._lines is None:
+            self._first(shown)
+        for (line, places), name in zip(self._lines, self._ends, strict=True):
+            line.set_data(range(shown.t + 1), places[: shown.t + 1])
+            name.set_position((shown.t + 0.12, places[shown.t]))
+
+    def say(self, shown: SwapsShown) -> str:
+        order = _listed(shown.orders[shown.t])
+        if shown.t == 0:
+            return self.words.say("begin", order=order)
+        a, b = (self.words["places"][place] for place in shown.moves[shown.t - 1])
+        return self.words.say("say", t=shown.t, swap=self.words.say("swap", a=a, b=b), order=order, all=6)
+
+    def arithmetic(self, shown: SwapsShown, cell: Cell) -> str:
+        t = cell.column
+        thing = self.words["things"][shown.orders[t, cell.row]]
+        return self.words.say("arithmetic" if t else "first", t=t, thing=thing, place=self.words["places"][cell.row])
+
+
+@dataclass(frozen=True)
+class MirrorShown:
+    """A column of a state [2] before and after one token without decay, which removes alpha along kappa [2]."""
+
+    alpha: float
+    kappa: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+    @property
+    def factor(self) -> float:
+        """The factor of the part along kappa."""
+        return float(self.kappa @ self.after / (self.kappa @ self.before))
+
+
+class Mirror(Drawing, words=WORDS["mirror"]):
+    """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
+
+    def __init__(self, width: float):
+        height = 2.9
+        self.canvas, self._arrows = Canvas(width, height), None
+        side = height - 0.75
+        self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
+        ax.set(title=self.words["plane"], xlabel=say("row 0"), ylabel=say("row 1"))
+        ax.set(xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xticks=(0, 1), yticks=(0, 1))
+        ax.axhline(0, color=style.EMPTY, zorder=0)
+        ax.axvline(0, color=style.EMPTY, zorder=0)
+        left = 0.55 + 1.2 * side + 0.5
+        self._scale = ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
+        ax.set_title(self.words["scale"], pad=18)
+        ax.set(xlim=(1.12, -1.12), ylim=(-0.5, 0.5), yticks=[])
+        ax.set_xticks([1, 0, -1], [self.words[name] for name in ("kept", "forgotten", "turned")])
+        for label, side_ in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
+            label.set(ha=side_, multialignment=side_)
+        ax.spines[["left", "bottom"]].set_visible(False)
+        ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
+        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
+        CellGrid(self.canvas, ax, "factor", 1, 1)
+
+    def _first(self, shown: MirrorShown) -> None:
+        ax = self._plane
+        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 14}
+        x, y = 3 * shown.kappa
+        ax.plot([-x, x], [-y, y], color=style.GREY, linestyle=(0, (3, 2)), linewidth=1.4, zorder=1)
+        ax.text(shown.kappa[0] + 0.08, shown.kappa[1] + 0.08, "κ", ha="center", fontsize=11, color=style.GREY)
+        ax.annotate("", shown.before, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
+        x, y = shown.before + (0.08, -0.16)
+        ax.text(x, y, self.words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
+        look = {"color": style.PURPLE, "linewidth": 2.6}
+        self._arrows = self.canvas.moving(
+            ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
+            ax.text(0, 0, self.words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
+            *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
+        )
+        CellGrid(self.canvas, ax, "plane", 1, 2)
+
+    def update(self, shown: MirrorShown) -> None:
+        if self._arrows is None:
+            self._first(shown)
+        arrow, name, way = self._arrows
+        arrow.xy = tuple(shown.after)
+        name.set_position(tuple(shown.after + (0, 0.16)))
+        way.set_data(*np.stack((shown.before, shown.after), 1))
+        self._here.set_data([shown.factor], [0])
+
+    def say(self, shown: MirrorShown) -> str:
+        factor = round(shown.factor, 6)
+        if factor in (1, 0, -1):
+            what = {1: "kept", 0: "forgotten", -1: "turned"}[factor]
+        else:
+            what = "fades" if factor > 0 else "fades round"
+        return self.words.say("say", alpha=short(shown.alpha), factor=short(factor), what=self.words["what"][what])
+
+    def arithmetic(self, shown: MirrorShown, cell: Cell) -> str:
+        alpha = short(shown.alpha)
+        if cell.map == "factor":
+            return self.words.say("factor is", alpha=alpha, factor=short(shown.factor))
+        x, y = (short(each) for each in (shown.before, shown.after)[cell.column])
+        return self.words.say("before is" if cell.column == 0 else "after is", x=x, y=y, alpha=alpha)
+
+
+@dataclass(frozen=True)
+class AgainShown:
+    """The state along kappa, 1 at first, after 1, 2, … N readings of one token, [N]."""
+
+    w: float
+    alpha: float
+    left: np.ndarray
+
+
+class Again(Drawing, words=WORDS["again"]):
+    """The size of what is left after each reading, its sign as a colour."""
+
+    _LOW, _HIGH = 1e-4, 1e4
+
+    def __init__(self, width: float):
+        height = 2.5
+        self.canvas = Canvas(width, height)
+        self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
+        ax.set_yticks([1e-4, 1e-2, 1, 1e2, 1e4])
+        ax.minorticks_off()
+        ax.axhline(1, **style.LAW, zorder=4)
+        self._same = Bars(self.canvas, ax, facecolor=style.BLUE)
+        self._turned = Bars(self.canvas, ax, facecolor=style.PURPLE)
+        handles = [style.swatch(style.BLUE, self.words["same"]), style.swatch(style.PURPLE, self.words["turned"])]
+        self.canvas.figure.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(1 - 1.55 / width, 0.95), handlelength=1.4
+        )
+
+    def update(self, shown: AgainShown) -> None:
+        if self.changed():
+            N = len(shown.left)
+            self._ax.set(xlim=(-0.6, N - 0.4))
+            self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
+            CellGrid(self.canvas, self._ax, "left", 1, N)
+        sizes = np.clip(np.abs(shown.left), self._LOW, self._HIGH)
+        for bars, mask in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
+            bars.update(np.where(mask, sizes, np.nan), begin=self._LOW)
+
+    def say(self, shown: AgainShown) -> str:
+        last = abs(float(shown.left[-1]))
+        if abs(last - 1) < 0.02:
+            left = self.words["held"]
+        else:
+            left = self.words.say("grown", size=last) if last > 1 else self.words.say("faded", size=percent(last))
+        return self.words.say("say", w=shown.w, alpha=shown.alpha, factor=shown.left[0], n=len(shown.left), left=left)
+
+    def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
+        n = cell.column + 1
+        return self.words.say(
+            "arithmetic", n=n, kept=np.exp(shown.w), alpha=shown.alpha, factor=shown.left[0],
+            left=shown.left[n - 1],
+        )  # fmt: skip
 
 
 def _swaps(t: int) -> SwapsShown:

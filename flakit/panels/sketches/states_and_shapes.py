@@ -1,18 +1,111 @@
 """The sketches of 12_states_and_shapes."""
 
 import functools
+from dataclasses import dataclass
 
-from ...figures.sketches.states_and_shapes import Pieces, PiecesShown
+import numpy as np
+
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.marks import CellGrid
+from ...language import Words
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import evaluate, truth
 from ...numerics.gradients import along_time
 from ...numerics.inputs import inputs
 from ...numerics.operators import OPERATORS
 from ...numerics.pieces import HANDED, in_pieces
+from ...numerics.words import error
 from ..knobs import operator_choice, steps
 from .sketch import Sketch
+from .words import percent
 
 _T, _CUT = 96, 48
+
+WORDS = Words() | {
+    "pieces": {
+        "alt": "Two lines over the tokens of a sequence that is cut in two, on a logarithmic scale: how far each "
+        "output is off, and below it how far each token's gradient of v is off; the cut is marked",
+        "o": "error of o",
+        "dv": "error of dv",
+        "token": "token t",
+        "first": "first piece",
+        "second": "second piece",
+        "state": "{op}: the second piece begins with the state in which the first one ended. Outputs and gradients are "
+        "those of the whole, to {worst}.",
+        "detached": "{op}: the state is handed on, but no gradient comes back through it. The outputs are right, to "
+        "{o}; dv of the first piece is off by {dv}.",
+        "nothing": "{op}: the second piece begins with zeros. Its outputs are off by {o}; and dv of the first piece, "
+        "of which they know nothing, is off by {dv}.",
+        "arithmetic": "{name} of token {t} is off by {off:.2g} of the tensor's typical size (root mean square)",
+    }
+}
+
+_LOW, _HIGH = 1e-9, 10.0
+"""The range of errors; smaller ones are drawn at the lower end."""
+
+
+@dataclass(frozen=True)
+class PiecesShown:
+    """A sequence cut into two pieces before token `cut`.
+
+    op: the operator's label. handed: the initial state of the second piece, "state", "detached" or "nothing".
+    o, dv: the error of each token [T], relative to the tensor's RMS. o_second, dv_first: relative L2 error of the
+    second piece's outputs and of the first piece's gradient. worst: the largest error of any tensor.
+    """
+
+    op: str
+    handed: str
+    cut: int
+    o: np.ndarray
+    dv: np.ndarray
+    o_second: float
+    dv_first: float
+    worst: float
+
+
+class Pieces(Drawing, words=WORDS["pieces"]):
+    """Errors of the outputs and of a gradient along a sequence in two pieces."""
+
+    def __init__(self, width: float):
+        height, left = 2.95, 0.85
+        self.canvas, self._axes, self._lines = Canvas(width, height), {}, {}
+        for n, name in enumerate(("o", "dv")):
+            ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
+            ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=self.words[name])
+            ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
+            ax.minorticks_off()
+            ax.tick_params(labelbottom=name == "dv")
+            (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
+            self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
+        ax.set_xlabel(self.words["token"])
+
+    def _first(self, shown: PiecesShown) -> None:
+        T = len(shown.o)
+        for name, ax in self._axes.items():
+            ax.set_xlim(-0.5, T - 0.5)
+            ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
+            CellGrid(self.canvas, ax, name, 1, T)
+        for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
+            self._axes["o"].text(x, 3 * _HIGH, self.words[part], ha="center", va="bottom", fontsize=10)
+
+    def update(self, shown: PiecesShown) -> None:
+        if self.changed():
+            self._first(shown)
+        for name, line in self._lines.items():
+            values = getattr(shown, name)
+            line.set_data(np.arange(len(values)), np.clip(values, _LOW, _HIGH))
+
+    def say(self, shown: PiecesShown) -> str:
+        return self.words.say(
+            shown.handed, op=shown.op, worst=error(shown.worst),
+            o=error(shown.o_second) if shown.handed == "detached" else percent(shown.o_second),
+            dv=percent(shown.dv_first),
+        )  # fmt: skip
+
+    def arithmetic(self, shown: PiecesShown, cell: Cell) -> str:
+        return self.words.say("arithmetic", name=cell.map, t=cell.column, off=getattr(shown, cell.map)[cell.column])
 
 
 @functools.cache

@@ -1,13 +1,23 @@
 """The sketches of 13_training."""
 
 import functools
+import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ...cases import gate_drift, padding
 from ...cases.gradient_accumulation import clipped
-from ...figures.sketches.training import Clipping, ClippingShown, FProj, FProjShown, MeanOfMeans, MeanOfMeansShown
+from ...figures import style
+from ...figures.canvas import Canvas, Cell
+from ...figures.drawing import Drawing
+from ...figures.heatmap import HeatMap
+from ...figures.marks import Bars, CellGrid, name_rows
+from ...figures.strip import Strip
+from ...language import Words, say
+from ...numerics.words import number
 from ..knobs import integer, steps
 from .sketch import Sketch
 
@@ -15,6 +25,225 @@ TARGETS = 12
 _BAD = ("5", "1000", "1e20", "inf", "NaN")
 _F = tuple(0.0 - f for f in (*range(0, 14), 14, 14.5, 14.7, 14.8, 14.9, 15, *range(16, 26)))
 """Stops of f, dense where the kernel breaks."""
+
+WORDS = Words() | {
+    "mean_of_means": {
+        "alt": "A bar for each target of a step that goes through the model in two parts: how much its loss counts "
+        "where the means of the two parts are averaged, with a line at what it counts where all are averaged at once",
+        "x": "target",
+        "y": "counts",
+        "first": "first part",
+        "second": "second part",
+        "right": "all at once: 1/{n}",
+        "same": "Cut in the middle, both parts have {first} targets. Each counts {one:.3g}, as it does all at once.",
+        "uneven": "The first part has {first} and the second {second}. In the mean of the two means each of the first "
+        "counts {one:.3g} and each of the others {other:.3g}; all at once, each would count {right:.3g}.",
+        "arithmetic": "target {t}: 1/2 · 1/{size} = {weight:.3g}, and all at once 1/{n} = {right:.3g}",
+    },
+    "clipping": {
+        "alt": "Two tables of three parameters with three gradients each, before the norm is clipped and after",
+        "before": "before",
+        "after": "after",
+        "parameter": "parameter {n}",
+        "finite": "The norm of all nine is {norm:.3g}. Clipping multiplies each of them by {factor:.3g}, and the norm "
+        "is 1.",
+        "zero": "All nine are finite, but the norm, a sum of squares, is inf. Clipping multiplies by 1 / inf = 0: all "
+        "nine are lost.",
+        "inf": "The norm is inf, and clipping multiplies by 1 / inf = 0: eight are lost, and inf times 0 is NaN.",
+        "nan": "The norm is NaN, and clipping multiplies by 1 / NaN: one NaN has become nine.",
+        "arithmetic": "parameter {p}, element {e}: {before:.3g} becomes {after:.3g}",
+    },
+    "f_proj": {
+        "alt": "Left, the exponent that a faulty kernel takes, over what the gates' projection says, with the limit of "
+        "float32, and a mark at the value now; right, a gradient of all slots and tokens, hatched where it is lost",
+        "x": "f",
+        "y": "largest exponent",
+        "limit": "float32 ends: {limit}",
+        "clamp": "|f| < 20",
+        "map": "ds by the faulty kernel",
+        "token": "token",
+        "slot": "slot",
+        "fine": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
+        "below {limit}: everything is finite.",
+        "lost": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
+        "above {limit}: {lost} of {all} tokens have lost their gradient. The output is {output}.",
+        "curve": "f = {f}: {tokens} · {g:.3g} = -{exponent:.3g}; e^{exponent:.3g} = {size}",
+        "element": "ds of token {t}, slot {m}: {computed} (true: {true})",
+    },
+}
+
+
+@dataclass(frozen=True)
+class MeanOfMeansShown:
+    """The weight of each target's loss in the mean of two parts' means, and in the mean of all, [N] each."""
+
+    cut: int
+    averaged: np.ndarray
+    right: np.ndarray
+
+
+class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
+    """The weight of each target if parts of different size count the same."""
+
+    def __init__(self, width: float):
+        height = 2.3
+        self.canvas = Canvas(width, height)
+        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8 - 1.75, height - 0.62)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
+        self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
+        self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
+        handles = [style.swatch(style.BLUE, self.words["first"]), style.swatch(style.PURPLE, self.words["second"])]
+        at = (1 - 1.75 / width, 0.95)
+        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+
+    def update(self, shown: MeanOfMeansShown) -> None:
+        n = len(shown.right)
+        if self.changed():
+            self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
+            self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
+            self._ax.text(
+                1.02, shown.right[0], self.words.say("right", n=n), va="center", fontsize=9,
+                transform=self._ax.get_yaxis_transform(),
+            )  # fmt: skip
+            CellGrid(self.canvas, self._ax, "targets", 1, n)
+        first = np.arange(n) < shown.cut
+        self._first.update(np.where(first, shown.averaged, np.nan))
+        self._second.update(np.where(first, np.nan, shown.averaged))
+
+    def say(self, shown: MeanOfMeansShown) -> str:
+        return self.words.say(
+            "same" if np.allclose(shown.averaged, shown.right) else "uneven", first=shown.cut,
+            second=len(shown.right) - shown.cut, one=shown.averaged[0], other=shown.averaged[-1], right=shown.right[0],
+        )  # fmt: skip
+
+    def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
+        t, n = cell.column, len(shown.right)
+        size = shown.cut if t < shown.cut else n - shown.cut
+        weight, right = shown.averaged[t], shown.right[t]
+        return self.words.say("arithmetic", t=t, size=size, weight=weight, n=n, right=right)
+
+
+@dataclass(frozen=True)
+class ClippingShown:
+    """Gradients [3, 3] before and after clipping their common norm to 1, and the norm before."""
+
+    before: np.ndarray
+    after: np.ndarray
+    norm: float
+
+
+class Clipping(Drawing, words=WORDS["clipping"]):
+    """Two tables of nine gradients, a number in each cell."""
+
+    def __init__(self, width: float):
+        height = 1.9
+        self.canvas, self._strips = Canvas(width, height), {}
+        side, gap = 1.0, 0.3
+        across = min((width - side - gap - 0.15) / 2, 3.6)
+        for n, (name, largest) in enumerate((("before", 9.0), ("after", 0.6))):
+            ax = self.canvas.axes(side + n * (across + gap), 0.35, across, height - 0.5)
+            ax.set(title=self.words[name], xticks=[])
+            name_rows(ax, [self.words.say("parameter", n=row) if n == 0 else "" for row in range(3)])
+            self._strips[name] = Strip(
+                self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
+            )
+        self.canvas.figure.legend(
+            handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.1, fontsize=8.5
+        )
+
+    def update(self, shown: ClippingShown) -> None:
+        for name, strip in self._strips.items():
+            values = np.asarray(getattr(shown, name), dtype=np.float64)
+            strip.update(values, [[number(x, 3) for x in row] for row in values])
+
+    def say(self, shown: ClippingShown) -> str:
+        if math.isnan(shown.norm):
+            return self.words["nan"]
+        if math.isinf(shown.norm):
+            return self.words["zero" if np.isfinite(shown.after).all() else "inf"]
+        return self.words.say("finite", norm=shown.norm, factor=min(1.0, 1 / shown.norm))
+
+    def arithmetic(self, shown: ClippingShown, cell: Cell) -> str:
+        before, after = (x[cell.row, cell.column] for x in (shown.before, shown.after))
+        return self.words.say("arithmetic", p=cell.row, e=cell.column, before=before, after=after)
+
+
+@dataclass(frozen=True)
+class FProjShown:
+    """One value f for all tokens and slots. stops: values of f from 0 down, and their gates and exponents, [N]."""
+
+    f: float
+    stops: np.ndarray
+    gates: np.ndarray
+    exponents: np.ndarray
+    tokens: int  # whose gates the exponent sums
+    limit: float
+    clamp: float
+    computed: np.ndarray  # ds by token and slot, [T, M]
+    true: np.ndarray
+    output_finite: bool
+
+    @property
+    def at(self) -> int:
+        """The index of f among the stops."""
+        return int(np.abs(self.stops - self.f).argmin())
+
+
+class FProj(Drawing, words=WORDS["f_proj"]):
+    """The exponent over f with its limit, and the gradient that it destroys."""
+
+    def __init__(self, width: float):
+        height = 2.75
+        self.canvas = Canvas(width, height)
+        left, right, gap = 0.7, 0.12, 0.8
+        across = (width - left - right - gap) / 2
+        self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
+        ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
+        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
+        at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
+        at.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["slot"])
+        self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
+        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
+
+    def _first(self, shown: FProjShown) -> None:
+        """Draw what does not depend on f."""
+        ax = self._ax
+        ax.plot(shown.stops, shown.exponents, **style.LINES[0])
+        ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
+        ax.axhline(shown.limit, **style.LAW)
+        ax.text(0, shown.limit, self.words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
+        ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        ax.text(shown.clamp, 3, self.words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
+
+    def update(self, shown: FProjShown) -> None:
+        if self.changed():
+            self._first(shown)
+            CellGrid(self.canvas, self._ax, "exponent", 1, len(shown.stops))
+        self._here.set_data([shown.f], [shown.exponents[shown.at]])
+        largest = float(np.abs(shown.true).max())
+        self._map.colours.set_clim(-largest, largest)
+        self._map.update(shown.computed.T)
+
+    def say(self, shown: FProjShown) -> str:
+        exponent = float(shown.exponents[shown.at])
+        bad = ~np.isfinite(shown.computed).all(1)
+        return self.words.say(
+            "lost" if bad.any() else "fine", f=shown.f, g=shown.gates[shown.at], tokens=shown.tokens,
+            exponent=exponent, limit=f"{shown.limit:.2f}", lost=int(bad.sum()), all=len(bad),
+            output=say("finite") if shown.output_finite else say("lost, too"),
+        )  # fmt: skip
+
+    def arithmetic(self, shown: FProjShown, cell: Cell) -> str:
+        if cell.map == "ds":
+            m, t = cell.row, cell.column
+            return self.words.say("element", t=t, m=m, computed=shown.computed[t, m], true=shown.true[t, m])
+        n = cell.column
+        exponent = float(shown.exponents[n])
+        size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
+        size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
+        return self.words.say(
+            "curve", f=shown.stops[n], tokens=shown.tokens, g=shown.gates[n], exponent=exponent, size=size
+        )
 
 
 def _mean_of_means(cut: int) -> MeanOfMeansShown:
