@@ -37,7 +37,7 @@ class Drawing(ABC):
     def changed(self, *values: object) -> bool:
         """Return whether these values, on which the parts that do not move depend, differ from those of the last call.
 
-        If so, the next picture is drawn from scratch. Without values: whether this is the first call.
+        If so, the next picture is drawn from scratch.
         """
         if values == self._fixed:
             return False

@@ -10,7 +10,7 @@ import pytest
 
 from flakit.figures.canvas import Cell
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import SKETCHES, state_tracking
+from flakit.panels.sketches import SKETCHES, rwkv6_backward, state_tracking
 from tests.figures.words import assert_legible
 
 INF, TURNS = float("inf"), state_tracking.TURNS
@@ -271,4 +271,4 @@ def test_growth_draws_bold_what_float32_holds_and_dotted_the_rest():
         assert np.array_equal(np.isfinite(bold.get_ydata()), shown.finite[name] & nonzero)
         assert np.array_equal(np.isfinite(thin.get_ydata()), ~shown.finite[name] & nonzero)
         if name != "dw":  # all of dw is lost, small numbers, too
-            assert np.nanmin(thin.get_ydata()) >= shown.end
+            assert np.nanmin(thin.get_ydata()) >= rwkv6_backward.END

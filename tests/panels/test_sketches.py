@@ -17,7 +17,7 @@ from flakit.numerics import recorded
 from flakit.numerics.evaluate import cotangents, recurrence
 from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
-from flakit.panels import sketch
+from flakit.panels import sketch, sketches
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward, over_gpus
@@ -126,7 +126,7 @@ def test_one_token_is_fatal_where_a_run_of_its_own_is(at):
     shown = sketch("fatal", anchor=at).result
     scheme = dataclasses.replace(anchor.SCHEMES["first-row"], left=at - 1)
     for token in (0, 15, 16, 17, 19, 63, 64, 80, 127):
-        alone = anchor.run(anchor.spike(token, shown.w, T=128, K=2), scheme).finite
+        alone = anchor.run(anchor.spike(token, sketches.decay_blowup.STRONG, T=128, K=2), scheme).finite
         assert {name: not lost[token] for name, lost in shown.lost.items()} == {
             name: alone[name] for name in shown.lost
         }
@@ -150,7 +150,7 @@ def test_every_pair_of_tokens_is_inside_a_chunk_or_goes_through_a_state():
         ways = [(i > j) & (i // chunk == j // chunk), i // chunk > j // chunk, i == j, i < j]
         for n, there in enumerate(ways):
             assert ((shown.kinds == n) == there).all(), (chunk, n)
-        assert np.allclose(shown.weights, pair_by_pair(T, shown.w), rtol=1e-12)
+        assert np.allclose(shown.weights, pair_by_pair(T, sketches.chunking.SLOW), rtol=1e-12)
 
 
 def test_an_anchor_moves_the_factors_and_not_the_weights():
@@ -158,7 +158,7 @@ def test_an_anchor_moves_the_factors_and_not_the_weights():
         shown = sketch("split", anchor=at).result
         C = len(shown.read)
         assert (shown.read.max(), shown.key.max()) == (at, C - at)
-        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, shown.w), rtol=1e-5)
+        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, sketches.chunking.DECAY), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("way", "products", "single", "largest"), [
@@ -171,7 +171,7 @@ def test_each_way_makes_every_pair_once(way, products, single, largest):
     assert (shown.product.max(), (shown.product == 0).sum()) == (products, single)
     assert max(shown.read[shown.product >= 0].max(), shown.key[shown.product >= 0].max()) == largest
     made = np.where(past, np.exp(shown.read) * np.exp(shown.key), 0)
-    assert np.allclose(made, pair_by_pair(len(past), shown.w), rtol=1e-5)
+    assert np.allclose(made, pair_by_pair(len(past), sketches.chunking.DECAY), rtol=1e-5)
     for n in range(1, products + 1):  # a product has a factor for each reader and one for each key
         assert all(len(set(shown.read[i, shown.product[i] == n])) <= 1 for i in range(len(past)))
         assert all(len(set(shown.key[shown.product[:, j] == n, j])) <= 1 for j in range(len(past)))
@@ -235,7 +235,8 @@ def test_walking_back_is_the_recurrence_and_its_mirror():
     for t in reversed(range(T)):
         assert np.allclose(shown.gradients[t], D)
         D = keep * D + shown.r[t][:, None] * shown.do[t]
-    forward, back = shown.states[shown.writes :], shown.gradients[shown.reads - 1 :: -1]
+    begins, ends = sketches.rwkv6_backward.WRITES, sketches.rwkv6_backward.READS - 1
+    forward, back = shown.states[begins:], shown.gradients[ends::-1]
     for n in range(5):
         assert np.allclose(forward[n] / forward[0], back[n] / back[0])
 
@@ -274,8 +275,8 @@ def test_a_gate_leaves_what_its_formula_says():
 def test_pieces_lose_what_is_not_handed_over(op):
     for handed, o_right, dv_right in (("state", True, True), ("detached", True, False), ("nothing", False, False)):
         shown = sketch("pieces", handed=handed, op=op).result
-        assert shown.o[: shown.cut].max() < 1e-5, "what the cut cannot touch"
-        assert handed == "nothing" or shown.dv[shown.cut :].max() < 1e-5
+        assert shown.o[: sketches.states_and_shapes.CUT].max() < 1e-5, "what the cut cannot touch"
+        assert handed == "nothing" or shown.dv[sketches.states_and_shapes.CUT :].max() < 1e-5
         assert (shown.o_second < 1e-5) == o_right and (shown.dv_first < 1e-5) == dv_right
         assert (shown.worst < 1e-5) == (handed == "state")
 
@@ -292,16 +293,17 @@ def test_moves_and_orders_are_those_of_the_task():
 
 def test_a_mirror_swaps_the_two_rows_and_forgetting_leaves_what_is_at_right_angles():
     shown = sketch("mirror", alpha=2.0).result
-    assert np.allclose(shown.after, shown.before[::-1]) and shown.factor == pytest.approx(-1)
+    assert np.allclose(shown.after, sketches.state_tracking.BEFORE[::-1]) and shown.factor == pytest.approx(-1)
     shown = sketch("mirror", alpha=1.0).result
-    assert np.allclose(shown.after, shown.before.mean())
+    assert np.allclose(shown.after, sketches.state_tracking.BEFORE.mean())
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0, 2.0])
 def test_again_and_again_is_a_power_of_the_eigenvalue(alpha):
-    shown = sketch("again", alpha=alpha).result
-    assert np.allclose(shown.left, (math.exp(shown.w) - alpha) ** np.arange(1, len(shown.left) + 1), rtol=1e-5)
-    assert ("grows without end" in sketch("again", alpha=alpha).text) == (alpha > 1 + math.exp(shown.w))
+    panel, kept = sketch("again", alpha=alpha), math.exp(sketches.state_tracking.DECAY)
+    left = panel.result.left
+    assert np.allclose(left, (kept - alpha) ** np.arange(1, len(left) + 1), rtol=1e-5)
+    assert ("grows without end" in panel.text) == (alpha > 1 + kept)
 
 
 def test_a_mean_of_means_is_right_for_equal_parts_alone():
@@ -323,7 +325,7 @@ def test_the_gates_break_where_the_law_says():
         g = torch.nn.functional.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
         assert np.isfinite(panel.result.computed).all() == (g >= gate_drift.law("gsa")), f
         assert np.isfinite(panel.result.true).all() and panel.result.output_finite
-        assert panel.result.exponents[panel.result.at] == pytest.approx(-48 * g, rel=1e-5)
+        assert panel.result.exponent == pytest.approx(-48 * g, rel=1e-5)
 
 
 def test_two_forms_differ_in_float32_and_are_farther_off_and_alike_in_fewer_digits():
@@ -369,24 +371,27 @@ def test_a_planted_fault_is_seen_from_its_budget_on_and_not_before():
 
 
 def test_a_call_of_one_token_moves_its_state_and_one_of_many_its_tokens():
+    copy_tb_s, tflops = sketches.speed.peaks()
     for tokens in stops_of(sketch("roof").knobs["tokens"]):
         for K, panel in stop_by_stop("roof", "K", tokens=tokens):
             shown, heads = panel.result, 8 * 32
             moves = heads * (tokens * 5 * K * 2 + 2 * K * K * 4)
             assert math.isclose(shown.bytes, moves + 2 * 32 * K, rel_tol=1e-12)  # and u
             assert shown.operations == heads * tokens * 2 * 2 * K * K
-            slope = shown.intensity < shown.tflops / shown.copy_tb_s
+            slope = shown.intensity < tflops / copy_tb_s
             assert panel.text.endswith("the memory." if slope else "the products.")
 
 
 def test_states_halve_and_pairs_double_with_the_chunk():
+    pairs = sketches.speed.pair_times()
+    assert np.allclose(pairs[1:] / pairs[:-1], 2)
     for itemsize, panel in stop_by_stop("kept", "itemsize"):
         shown = panel.result
         assert shown.bytes[0] == 8 * 4096 * 32 * 64 * 64 * itemsize
-        assert np.allclose(shown.bytes[:-1] / shown.bytes[1:], 2) and np.allclose(shown.pairs[1:] / shown.pairs[:-1], 2)
-        assert np.allclose(shown.states, 2e-9 * shown.bytes / shown.copy_tb_s)
+        assert np.allclose(shown.bytes[:-1] / shown.bytes[1:], 2)
+        assert np.allclose(shown.states, 2e-9 * shown.bytes / sketches.speed.peaks()[0])
         for chunk, other in stop_by_stop("kept", "chunk", itemsize=itemsize):
-            assert shown.chunks[other.result.at] == chunk
+            assert sketches.speed.TOKENS[other.result.at] == chunk
 
 
 def test_few_steep_gates_are_in_many_heads():

@@ -1,4 +1,7 @@
-"""Small panels with one or two knobs for single sentences of the lessons: one module per lesson."""
+"""Small panels with one or two knobs for single sentences of the lessons: one module per lesson.
+
+A module has, for each of its sketches, the words, the arrays of a setting, the picture and the knobs.
+"""
 
 import functools
 from importlib import import_module

@@ -67,8 +67,8 @@ class Budget(Drawing, words=WORDS["budget"]):
 
     def __init__(self, width: float):
         height = 2.6
-        self.canvas, self._marks = Canvas(width, height), None
-        self._ax = ax = self.canvas.axes(0.6, 0.13, width - 2.55, height - 0.65)
+        self.canvas = Canvas(width, height)
+        ax = self.canvas.axes(0.6, 0.13, width - 2.55, height - 0.65)
         ax.set(xlabel=self.words["x"], xlim=(_LOW, _HIGH))
         powers = range(int(_LOW), 1, 2 if width < 7 else 1)
         ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
@@ -80,21 +80,20 @@ class Budget(Drawing, words=WORDS["budget"]):
         handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=self.words["allowed"])[0])
         at = (1 - 1.8 / width, 0.95)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
+        (self._marks,) = ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
+        self.canvas.moving(self._marks)
+        tensors = _run("float32")[1].values
+        name_rows(ax, tensors)
+        ax.set_ylim(len(tensors) - 0.4, -0.6)
+        CellGrid(self.canvas, ax, "tensors", len(tensors), 1)
 
     def update(self, shown: BudgetShown) -> None:
-        n = len(shown.names)
-        if self._marks is None:
-            name_rows(self._ax, shown.names)
-            self._ax.set_ylim(n - 0.4, -0.6)
-            (self._marks,) = self._ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
-            self.canvas.moving(self._marks)
-            CellGrid(self.canvas, self._ax, "tensors", n, 1)
         with np.errstate(divide="ignore"):
             ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
         wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)
         self._within.update(np.where(wrong, np.nan, ends), _LOW)
         self._beyond.update(np.where(wrong, ends, np.nan), _LOW)
-        self._marks.set_data(np.log10(shown.allowed), range(n))
+        self._marks.set_data(np.log10(shown.allowed), range(len(shown.names)))
 
     def say(self, shown: BudgetShown) -> str:
         fault = fault_words(shown.fault)

@@ -63,8 +63,13 @@ class PassingShown:
         """Return the sum over the pairs that pass token t."""
         return float(self.pairs[t + 1 :, :t].sum())
 
+    @property
+    def sums(self) -> np.ndarray:
+        """The sum of every token, [C]."""
+        return np.array([self.dw(t) for t in range(_TOKENS)])
+
     def count(self, t: int) -> int:
-        return t * (len(self.pairs) - 1 - t)
+        return t * (_TOKENS - 1 - t)
 
 
 class Passing(Drawing, words=WORDS["passing"]):
@@ -80,31 +85,30 @@ class Passing(Drawing, words=WORDS["passing"]):
         self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
         self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
         start = left + side + 1.15
-        self._ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
-        self._ax.axhline(0, color=style.GREY, linewidth=0.8)
-        self._ax.set_title(self.words["bars"], fontsize=9.5)
-        self._ax.set_xlabel(self.words["token"])
+        ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
+        ax.axhline(0, color=style.GREY, linewidth=0.8)
+        ax.set_title(self.words["bars"], fontsize=9.5)
+        sums = PassingShown(0, _pairs().numpy()).sums
+        low, high = min(0, *sums), max(0, *sums)
+        ax.set(xlabel=self.words["token"], xlim=(-0.6, _TOKENS - 0.4), ylim=(1.15 * low - 0.05, 1.15 * high + 0.05))
         self._own, self._others = (
-            Bars(self.canvas, self._ax, thick=0.7, facecolor=style.W, alpha=alpha) for alpha in (1, 0.35)
+            Bars(self.canvas, ax, thick=0.7, facecolor=style.W, alpha=alpha) for alpha in (1, 0.35)
         )
+        CellGrid(self.canvas, ax, "bars", 1, _TOKENS)
 
     def update(self, shown: PassingShown) -> None:
-        C = len(shown.pairs)
-        heights, own = np.array([shown.dw(t) for t in range(C)]), np.arange(C) == shown.t
-        if self.changed():
-            self._ax.set(xlim=(-0.6, C - 0.4), ylim=(1.15 * min(0, *heights) - 0.05, 1.15 * max(0, *heights) + 0.05))
-            CellGrid(self.canvas, self._ax, "bars", 1, C)
+        own = np.arange(_TOKENS) == shown.t
         self._maps.update(shown)
         t, n = shown.t, shown.count(shown.t)
-        self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, C - 1 - t if n else 0)
+        self._frame.set_bounds(-0.5, t + 0.5, t if n else 0, _TOKENS - 1 - t if n else 0)
         self._frame.set_visible(n > 0)
-        self._own.update(np.where(own, heights, np.nan))
-        self._others.update(np.where(own, np.nan, heights))
+        self._own.update(np.where(own, shown.sums, np.nan))
+        self._others.update(np.where(own, np.nan, shown.sums))
 
     def say(self, shown: PassingShown) -> str:
-        t, all_ = shown.t, len(shown.pairs) * (len(shown.pairs) - 1) // 2
+        t, pairs = shown.t, _TOKENS * (_TOKENS - 1) // 2
         sums = {"dw": shown.dw(t), "read": shown.read(t), "own": shown.own(t)}
-        return self.words.say("say", n=shown.count(t), t=t, all=all_, **sums)
+        return self.words.say("say", n=shown.count(t), t=t, all=pairs, **sums)
 
     def arithmetic(self, shown: PassingShown, cell: Cell) -> str:
         if cell.map == "bars":

@@ -134,9 +134,10 @@ class TwoForms(Drawing, words=WORDS["two_forms"]):
         self.canvas = Canvas(width, top + down + bottom)
         across = width - left - gap - side - 0.3
         most = self._MOST
-        self._ax = ax = self.canvas.axes(left, top, across, down)
+        ax = self.canvas.axes(left, top, across, down)
         low, high = (each.format(steps=f"{most:.0f}") for each in self.words["beyond"])
-        ax.set(title=self.words["steps"], xlabel=self.words["token"], ylim=(-most - 0.4, most + 0.4))
+        ax.set(title=self.words["steps"], xlabel=self.words["token"])
+        ax.set(xlim=(-0.5, _FIRST - 0.5), ylim=(-most - 0.4, most + 0.4))
         ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
         ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
         true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=self.words["true"])
@@ -144,7 +145,6 @@ class TwoForms(Drawing, words=WORDS["two_forms"]):
         for n, (name, look) in enumerate(self._LOOKS.items()):
             dots = ax.plot([], [], linestyle="none", label=self.words[name], zorder=3 + n, **look)
             (self._dots[name],) = self.canvas.moving(*dots)
-        self._cells = CellGrid(self.canvas, ax, "tokens")
         self.canvas.figure.legend(
             handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
         )
@@ -159,15 +159,12 @@ class TwoForms(Drawing, words=WORDS["two_forms"]):
         self._off = [beside.text(self._LOW + 0.3, n - 0.36, "", va="center", fontsize=8.5) for n in (0, 1)]
         self.canvas.moving(*self._off)
         CellGrid(self.canvas, beside, "off", 2, 1)
+        CellGrid(self.canvas, ax, "tokens", 1, _FIRST)
 
     def update(self, shown: TwoFormsShown) -> None:
-        N = len(shown.true)
-        if self.changed(N):
-            self._ax.set_xlim(-0.5, N - 0.5)
-            self._cells.update(1, N)
         for n, (name, dots) in enumerate(self._dots.items()):
             steps = (getattr(shown, name) - shown.true) / shown.step
-            dots.set_data(range(N), np.clip(steps, -self._MOST, self._MOST))
+            dots.set_data(range(_FIRST), np.clip(steps, -self._MOST, self._MOST))
             ends = np.full(2, np.nan)
             ends[n] = np.clip(np.log10(shown.off[name]), self._LOW, self._HIGH) if shown.off[name] else np.nan
             self._bars[name].update(ends, begin=self._LOW)
@@ -285,8 +282,9 @@ class Amplified(Drawing, words=WORDS["amplified"]):
     def __init__(self, width: float):
         top, down, bottom, left, right = 0.12, 1.9, 0.5, 0.75, 1.45
         self.canvas = Canvas(width, top + down + bottom)
-        self._ax = ax = self.canvas.axes(left, top, width - left - right, down)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._LOW, self._HIGH))
+        ax = self.canvas.axes(left, top, width - left - right, down)
+        ax.set(xlabel=self.words["x"], xlim=(0.5, _TOKENS + 0.5))
+        ax.set(ylabel=self.words["y"], ylim=(self._LOW, self._HIGH))
         ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
         ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
         ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, self.words["same"], transform=ax.transAxes, ha="right",
@@ -294,23 +292,19 @@ class Amplified(Drawing, words=WORDS["amplified"]):
         (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=self.words["measured"])
         (self._law,) = ax.plot([], [], **style.LAW, label=self.words["law"], zorder=4)
         self.canvas.moving(self._line, self._law)
-        self._cells = CellGrid(self.canvas, ax, "distance")
+        CellGrid(self.canvas, ax, "distance", 1, _TOKENS)
         self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
 
     def update(self, shown: AmplifiedShown) -> None:
-        T = len(shown.measured)
-        if self.changed(T):
-            self._ax.set_xlim(0.5, T + 0.5)
-            self._cells.update(1, T)
         for line, values in ((self._line, shown.measured), (self._law, shown.law)):
-            line.set_data(range(1, T + 1), np.log10(values))
+            line.set_data(range(1, _TOKENS + 1), np.log10(values))
 
     def say(self, shown: AmplifiedShown) -> str:
         left = float(shown.measured[-1])
         which = "stays" if shown.w == 0 else "shrinks" if shown.w < 0 else "grows"
         if which == "shrinks":
             left = percent(left) if left > 1e-4 else number(left, 2)
-        return self.words.say(which, w=shown.w, T=len(shown.measured), left=left)
+        return self.words.say(which, w=shown.w, T=_TOKENS, left=left)
 
     def arithmetic(self, shown: AmplifiedShown, cell: Cell) -> str:
         n = cell.column + 1

@@ -21,13 +21,15 @@ from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, integer, steps
 from .sketch import Sketch
 
-_T, _SLOW = 32, -0.1  # of "chunks"
-_CHUNK, _SMALL, _BLOCK, _DECAY = 64, 16, 4, -1.0  # of "split", of "ways", and the decay of both
+_T, SLOW = 32, -0.1  # of "chunks"
+_CHUNK, _SMALL, _BLOCK, DECAY = 64, 16, 4, -1.0  # of "split", of "ways", and the decay of both
 
 MIDDLE = Scheme("whole-middle", "one product about the middle", whole=True, diagonal="middle")
 """A chunk as a single product, anchored at any row."""
 
 WAYS = ("one product", "blocks", "halves of halves")
+_PAST = np.tri(_SMALL, k=-1, dtype=bool)
+"""The pairs of "ways" in which a token reads an earlier one."""
 
 READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
 """Colour and dash of the token that reads, and of the one that wrote."""
@@ -114,12 +116,17 @@ KINDS = ("intra", "inter", "itself", "future")
 
 @dataclass(frozen=True)
 class ChunksShown:
-    """For every pair of tokens the index of its kind in `KINDS` and its weight at decay w, [T, T]. chunk: tokens."""
+    """For every pair of tokens the index of its kind in `KINDS` and its weight, [T, T]. chunk: tokens."""
 
     chunk: int
     kinds: np.ndarray
     weights: np.ndarray
-    w: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of steps, and of pairs inside chunks and through a state."""
+        pairs = {name: int((self.kinds == n).sum()) for n, name in enumerate(KINDS[:2])}
+        return {"steps": _T // self.chunk, **pairs}
 
 
 class Chunks(Drawing, words=WORDS["chunks"]):
@@ -133,9 +140,10 @@ class Chunks(Drawing, words=WORDS["chunks"]):
             "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
             "itself": {"facecolor": style.INDIGO},
         }
-        self._ax = ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
+        ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
         ax.spines[:].set_visible(True)
-        ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"])
+        ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], xlim=(-0.5, _T - 0.5), ylim=(_T - 0.5, -0.5))
+        pairs = whole_ticks(ax)
         for name, look in looks.items():
             self._marks[name] = Marked(self.canvas, ax, **look)
         (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
@@ -152,50 +160,39 @@ class Chunks(Drawing, words=WORDS["chunks"]):
             handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
             ncols=2 if width > 8 else 1, labelspacing=0.4,
         )  # fmt: skip
+        self.canvas.pointable("pairs of tokens", pairs, _T, _T)
 
     def update(self, shown: ChunksShown) -> None:
-        T, counts = len(shown.kinds), _counts(shown)
-        if self.changed(T):
-            self._ax.set(xlim=(-0.5, T - 0.5), ylim=(T - 0.5, -0.5))
-            whole_ticks(self._ax)
-            self.canvas.pointable("pairs of tokens", self._ax, T, T)
         for name, marked in self._marks.items():
             marked.update(shown.kinds == KINDS.index(name))
-        edges = np.arange(shown.chunk, T, shown.chunk) - 0.5
-        ends, gaps = np.tile([-0.5, T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
+        edges = np.arange(shown.chunk, _T, shown.chunk) - 0.5
+        ends, gaps = np.tile([-0.5, _T - 0.5, np.nan], len(edges)), np.repeat(edges, 3)
         self._edges.set_data(np.concatenate((ends, gaps)), np.concatenate((gaps, ends)))
         self._edges.set_linewidth(2 if shown.chunk > 2 else 0.5)  # wider edges would hide the pairs
-        for name, count, most in (("steps", counts["steps"], T), ("pairs", counts["intra"], T * (T - 1) / 2)):
+        counts = shown.counts
+        for name, count, most in (("steps", counts["steps"], _T), ("pairs", counts["intra"], _T * (_T - 1) / 2)):
             self._bars[name].update([count / most], [str(count)])
 
     def say(self, shown: ChunksShown) -> str:
-        counts = _counts(shown)
+        counts = shown.counts
         one = "one" if shown.chunk == 1 else "whole" if counts["steps"] == 1 else "say"
         steps = self.words.say("one step" if counts["steps"] == 1 else "more steps", **counts)
         return self.words.say(one, chunks=self.words.say("chunks of", chunk=shown.chunk), **counts | {"steps": steps})
 
     def arithmetic(self, shown: ChunksShown, cell: Cell) -> str:
-        counts, T = _counts(shown), len(shown.kinds)
         if cell.map in self.words["bar"]:
-            return self.words.say("bar", cell.map, T=T, chunk=shown.chunk, less=shown.chunk - 1, **counts)
+            return self.words.say("bar", cell.map, T=_T, chunk=shown.chunk, less=shown.chunk - 1, **shown.counts)
         i, j = cell.row, cell.column
         first, weight = i - i % shown.chunk, shown.weights[i, j]
-        return self.words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=shown.w)
-
-
-def _counts(shown: ChunksShown) -> dict[str, int]:
-    return {"steps": len(shown.kinds) // shown.chunk} | {
-        name: int((shown.kinds == n).sum()) for n, name in enumerate(KINDS[:2])
-    }
+        return self.words.say("cell", KINDS[shown.kinds[i, j]], i=i, j=j, first=first, weight=weight, w=SLOW)
 
 
 @dataclass(frozen=True)
 class SplitShown:
     """Exponents of the factors of readers and of keys [C], anchored before token `anchor`, and the products of these
-    factors [C, C], at one decay w for every token."""
+    factors [C, C]."""
 
     anchor: int
-    w: float
     read: np.ndarray
     key: np.ndarray
     made: np.ndarray
@@ -207,9 +204,11 @@ class Split(Drawing, words=WORDS["split"]):
     def __init__(self, width: float):
         height, side = 2.8, 2.02
         self.canvas, self._lines = Canvas(width, height), {}
-        across = width - 0.62 - 0.85 - side - 0.72
-        self._ax = ax = self.canvas.axes(0.62, 0.32, across, side)
-        ax.set_xlabel(self.words["token"])
+        across, largest = width - 0.62 - 0.85 - side - 0.72, _CHUNK * -DECAY
+        ax = self.canvas.axes(0.62, 0.32, across, side)
+        ax.set(xlabel=self.words["token"], xlim=(-0.5, _CHUNK + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
+        ax.set_ylabel(self.words.say("exponents", w=DECAY), labelpad=1)
+        CellGrid(self.canvas, ax, "tokens", 1, _CHUNK)
         ax.axhline(0, color=style.GREY, linewidth=0.8)
         ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
         ax.text(0.5, 0.97, self.words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
@@ -223,30 +222,22 @@ class Split(Drawing, words=WORDS["split"]):
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
         box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
         box.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["weight"])
-        self._map = HeatMap(self.canvas, box, name="pairs")
-        self._bar = self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
+        self._map = HeatMap(self.canvas, whole_ticks(box), vmin=-largest, vmax=0, name="pairs")
+        self._map.colorbar(self.canvas.axes(width - 0.64, 0.32, 0.09, side), "")
 
     def update(self, shown: SplitShown) -> None:
-        C = len(shown.read)
-        if self.changed():
-            largest = C * -shown.w
-            self._ax.set(xlim=(-0.5, C + 0.5), ylim=(-1.08 * largest, 1.08 * largest))
-            self._ax.set_ylabel(self.words.say("exponents", w=shown.w), labelpad=1)
-            self._map.colours.set_clim(-largest, 0)
-            CellGrid(self.canvas, self._ax, "tokens", 1, C)
-        for name, exponents in (("reader", shown.read), ("key", shown.key)):
-            self._lines[name].set_data(range(C), exponents)
+        self._lines["reader"].set_data(range(_CHUNK), shown.read)
+        self._lines["key"].set_data(range(_CHUNK), shown.key)
         self._mark.set_xdata([shown.anchor - 0.5] * 2)
-        right = shown.anchor < C / 2
+        right = shown.anchor < _CHUNK / 2
         self._name.set(x=shown.anchor - 0.5 + (0.8 if right else -0.8), ha="left" if right else "right")
-        future = np.triu(np.ones((C, C), bool))
+        future = np.triu(np.ones((_CHUNK, _CHUNK), bool))
         with np.errstate(divide="ignore"):
             self._map.update(np.log(np.where(future, 1, shown.made)), empty=future)
-        whole_ticks(self._map.ax)
 
     def say(self, shown: SplitShown) -> str:
-        n, C = shown.anchor, len(shown.read)
-        where = self.words.say("start" if n == 0 else "end" if n == C else "at", anchor=n, before=n - 1)
+        n = shown.anchor
+        where = self.words.say("start" if n == 0 else "end" if n == _CHUNK else "at", anchor=n, before=n - 1)
         factors = {name: _power(x.max()) for name, x in (("reader", shown.read), ("key", shown.key))}
         return self.words.say("say", where=where, weight=np.tril(shown.made, -1).max(), **factors)
 
@@ -263,14 +254,24 @@ class Split(Drawing, words=WORDS["split"]):
 @dataclass(frozen=True)
 class WaysShown:
     """For every pair of a chunk the number of the product that computes it (0: by itself, -1: not computed), and the
-    exponents of the reader's and of the key's factor, [C, C] each; at one decay w.
+    exponents of the reader's and of the key's factor, [C, C] each.
 
     A product may compute future pairs as well, which no output reads."""
 
-    w: float
     product: np.ndarray
     read: np.ndarray
     key: np.ndarray
+
+    @property
+    def rows(self) -> list[tuple[int, int, float, float]]:
+        """Number, pairs and largest exponents of reader and key for each product; single pairs come last."""
+        rows = []
+        for n in [*range(1, self.product.max() + 1), 0]:
+            mask = self.product == n
+            if mask.any():
+                pairs = int((mask & _PAST).sum())
+                rows.append((n, pairs, float(self.read[mask].max()), float(self.key[mask].max())))
+        return rows
 
 
 class Ways(Drawing, words=WORDS["ways"]):
@@ -279,53 +280,43 @@ class Ways(Drawing, words=WORDS["ways"]):
     _most = 4  # largest number of products
 
     def __init__(self, width: float):
-        height, side = 3.0, 2.2
-        self.canvas, self._strip = Canvas(width, height), None
-        self._map = self.canvas.axes(0.6, 0.28, side, side)
-        self._map.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["map"])
-        left = 0.6 + side + 1.05
+        height, side, most = 3.0, 2.2, self._most
+        self.canvas = Canvas(width, height)
+        ax = whole_ticks(self.canvas.axes(0.6, 0.28, side, side))
+        ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["map"])
+        self._strip = Strip(self.canvas, ax, _SMALL, _SMALL, vmin=0, vmax=most, name="pairs")
+        left, reach = 0.6 + side + 1.05, _SMALL / 2 * -DECAY
         self._ax = ax = self.canvas.axes(left, 0.28, width - left - 0.75, side)
-        ax.set(ylim=(self._most - 0.5, -0.5), yticks=[])
-        bars = ax.barh(range(self._most), [0.0] * self._most, height=0.55, color=style.BLUE)
-        self._bars = self.canvas.moving(*bars)
+        ax.set(ylim=(most - 0.5, -0.5), yticks=[], xlim=(0, 1.12 * reach), xlabel=self.words.say("largest", w=DECAY))
+        self._bars = self.canvas.moving(*ax.barh(range(most), [0.0] * most, height=0.55, color=style.BLUE))
         look = {"va": "center", "fontsize": 9}
-        self._names = [ax.text(0, n, "", ha="right", **look) for n in range(self._most)]
-        self._values = [ax.text(0, n, "", **look) for n in range(self._most)]
+        self._names = [ax.text(-0.02 * reach, n, "", ha="right", **look) for n in range(most)]
+        self._values = [ax.text(0, n, "", **look) for n in range(most)]
         self.canvas.moving(*self._names, *self._values)
-        CellGrid(self.canvas, ax, "products", self._most, 1)
+        CellGrid(self.canvas, ax, "products", most, 1)
 
     def update(self, shown: WaysShown) -> None:
-        C = len(shown.product)
-        if self._strip is None:
-            self._strip = Strip(self.canvas, self._map, C, C, vmin=0, vmax=self._most, name="pairs")
-            reach = C / 2 * -shown.w
-            self._ax.set(xlim=(0, 1.12 * reach), xlabel=self.words.say("largest", w=shown.w))
-            for text in self._names:
-                text.set_x(-0.02 * reach)
-        past = _past(shown)
         signs = [
             [(str(n) if n else self.words["dot"]) if there else "" for n, there in zip(*row, strict=True)]
-            for row in zip(shown.product, past, strict=True)
+            for row in zip(shown.product, _PAST, strict=True)
         ]
-        self._strip.update(shown.product, signs, empty=~past)
-        whole_ticks(self._map)
-        rows = _rows(shown)
+        self._strip.update(shown.product, signs, empty=~_PAST)
+        rows = shown.rows
         for n, (bar, name, value) in enumerate(zip(self._bars, self._names, self._values, strict=True)):
             there = n < len(rows)
             for artist in (bar, name, value):
                 artist.set_visible(there)
             if there:
-                number_, _, read, key = rows[n]
-                largest = 0.0 if number_ == 0 else max(read, key)
+                product, _, read, key = rows[n]
+                largest = max(read, key) if product else 0.0
                 bar.set_width(largest)
-                name.set_text(self.words.say("product", n=number_) if number_ else self.words["single"])
+                name.set_text(self.words.say("product", n=product) if product else self.words["single"])
                 label = self.words.say("factor", exponent=largest) + (" = 1" if largest == 0 else "")
-                value.set(text=label if number_ else self.words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
+                value.set(text=label if product else self.words["none"], x=largest + 0.02 * self._ax.get_xlim()[1])
 
     def say(self, shown: WaysShown) -> str:
-        rows = _rows(shown)
-        products = [row for row in rows if row[0]]
-        pairs, single = (sum(row[1] for row in rows if bool(row[0]) == numbered) for numbered in (True, False))
+        products = [row for row in shown.rows if row[0]]
+        pairs, single = (sum(row[1] for row in shown.rows if bool(row[0]) == numbered) for numbered in (True, False))
         largest = max(max(read, key) for _, _, read, key in products)
         first = self.words.say(
             "some" if single else "all", products=self.words["products"][len(products)], pairs=pairs, single=single
@@ -335,10 +326,9 @@ class Ways(Drawing, words=WORDS["ways"]):
     def arithmetic(self, shown: WaysShown, cell: Cell) -> str:
         i, j = cell.row, cell.column
         if cell.map == "products":
-            rows = _rows(shown)
-            if cell.row >= len(rows):
+            if cell.row >= len(shown.rows):
                 return self.say(shown)
-            n, pairs, read, key = rows[cell.row]
+            n, pairs, read, key = shown.rows[cell.row]
             return self.words.say("bar" if n else "row", n=n, pairs=pairs, read=read, key=key)
         if i <= j:
             return self.words.say("itself" if i == j else "future", i=i, j=j)
@@ -346,21 +336,6 @@ class Ways(Drawing, words=WORDS["ways"]):
         read, key = float(shown.read[i, j]), float(shown.key[i, j])
         weight = np.exp(read) * np.exp(key)
         return self.words.say("pair" if n else "alone", i=i, j=j, n=n, read=read, key=key, made=weight)
-
-
-def _past(shown: WaysShown) -> np.ndarray:
-    return np.tri(len(shown.product), k=-1, dtype=bool)
-
-
-def _rows(shown: WaysShown) -> list[tuple[int, int, float, float]]:
-    """Return number, pairs and largest exponents of reader and key for each product; single pairs come last."""
-    rows = []
-    for n in [*range(1, shown.product.max() + 1), 0]:
-        mask = shown.product == n
-        if mask.any():
-            pairs = int((mask & _past(shown)).sum())
-            rows.append((n, pairs, float(shown.read[mask].max()), float(shown.key[mask].max())))
-    return rows
 
 
 def _power(exponent: float) -> str:
@@ -378,42 +353,42 @@ def _chunks(chunk: int) -> ChunksShown:
     ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
     values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
     past, itself, inside = (
-        fused_recurrent_rwkv6(ones, ones, values, _SLOW * ones, bonus, cu_seqlens=starts).o[0, :, 0]
+        fused_recurrent_rwkv6(ones, ones, values, SLOW * ones, bonus, cu_seqlens=starts).o[0, :, 0]
         # A sequence for each chunk: no state enters a chunk.
         for bonus, starts in ((u, None), (u + 1, None), (u, torch.arange(0, _T + 1, chunk)))
     )
     kinds = torch.full((_T, _T), KINDS.index("future"))
     kinds[itself != 0], kinds[past != 0] = KINDS.index("itself"), KINDS.index("inter")
     kinds[inside != 0] = KINDS.index("intra")
-    return ChunksShown(chunk, kinds.numpy(), past.numpy(), _SLOW)
+    return ChunksShown(chunk, kinds.numpy(), past.numpy())
 
 
 def _split(anchor: int) -> SplitShown:
-    x = inputs("rwkv6", T=_CHUNK, H=1, K=1, decay=_DECAY)
+    x = inputs("rwkv6", T=_CHUNK, H=1, K=1, decay=DECAY)
     if anchor == 0:
         read, key = exponents(x, "none")
     else:  # the decay before a token is the decay up to the previous row
         read, key = exponents(x, MIDDLE, row=anchor - 1)
-    return SplitShown(anchor, _DECAY, read[:, 0].numpy(), key[0].numpy(), (read.exp() * key.exp()).numpy())
+    return SplitShown(anchor, read[:, 0].numpy(), key[0].numpy(), (read.exp() * key.exp()).numpy())
 
 
 def _ways(way: str) -> WaysShown:
-    x, C = inputs("rwkv6", T=_SMALL, H=1, K=1, decay=_DECAY), _SMALL
-    number = torch.zeros(C, C, dtype=torch.int64)
+    x, C = inputs("rwkv6", T=_SMALL, H=1, K=1, decay=DECAY), _SMALL
+    product = torch.zeros(C, C, dtype=torch.int64)
     if way == "one product":
         read, key = exponents(x, MIDDLE, chunk=C, row=C // 2 - 1)
-        number[:] = 1
+        product[:] = 1
     elif way == "blocks":
         read, key = exponents(x, "previous-row", chunk=C, block=_BLOCK)
         anchored = [tile for tile in tiles("previous-row", C, _BLOCK) if tile.anchor is not None]
         for n, tile in enumerate(anchored, 1):
-            number[tile.rows, tile.keys] = n
+            product[tile.rows, tile.keys] = n
     else:
         read, key = exponents(x, "dyadic", chunk=C)
         for n in range(1, C.bit_length()):
-            level_blocks(number, C >> n)[:] = n
-    number.masked_fill_(read.isnan(), -1)
-    return WaysShown(_DECAY, number.numpy(), read.numpy(), key.numpy())
+            level_blocks(product, C >> n)[:] = n
+    product.masked_fill_(read.isnan(), -1)
+    return WaysShown(product.numpy(), read.numpy(), key.numpy())
 
 
 SKETCHES = {

@@ -1,6 +1,5 @@
 """The sketches of 05_one_infinity and 06_the_anchor."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -29,8 +28,11 @@ _EXPONENTS = (
     88.8, 89, 95,
 )  # fmt: skip
 
+_RANGE = torch.arange(-_END, _END + 1, dtype=torch.float64)
+"""The exponents of the strips of "ends"."""
+
 _CHUNK, _BLOCK = 64, 16
-_TOKENS, _STRONG = 2 * _CHUNK, -500.0
+_TOKENS, STRONG = 2 * _CHUNK, -500.0
 
 WORDS = Words() | {
     "ends": {
@@ -79,14 +81,10 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EndsShown:
-    """An exponent x and e^x as stored by each format, by name; and the same for a range of exponents [N]."""
+    """An exponent x and e^x as stored by each format, by name."""
 
     exponent: float
     values: Mapping[str, float]
-    exponents: np.ndarray
-    held: Mapping[str, np.ndarray]
-    smallest: Mapping[str, float]
-    """By format, the smallest normal number: below it digits are lost."""
 
 
 class Ends(Drawing, words=WORDS["ends"]):
@@ -98,16 +96,24 @@ class Ends(Drawing, words=WORDS["ends"]):
         self.canvas = Canvas(width, 1.82)
         left, right, lane, top = 0.82, 0.95, 0.26, 0.42
         across = width - left - right
-        self._lanes, self._values, self._names, self._lines = [], [], (), []
-        for n in range(3):
+        self._values, self._lines = [], []
+        for n, dtype in enumerate(LN_MAX):
             ax = self.canvas.axes(left, top + n * (lane + 0.08), across, lane)
             ax.set(xticks=[], yticks=[])
-            self._lanes.append(HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}"))
+            heat = HeatMap(self.canvas, ax, cmap=self._colours["cmap"], name=f"lane {n}")
+            held = _RANGE.exp().to(dtype).double().numpy()
+            # Below a format's smallest normal number digits are lost.
+            usual = np.isfinite(held) & (held >= torch.finfo(dtype).smallest_normal)
+            values = np.where(np.isfinite(held), self._colours["few"], held)
+            heat.update(values[None], empty=(held == 0)[None], finite=usual[None])
+            name_rows(ax, [number(dtype)])
             self._lines.append(ax.axvline(0, color=style.BLACK, linewidth=2, zorder=6))
             middle = top + n * (lane + 0.08) + lane / 2
             self._values.append(self.canvas.text(left + across + 0.1, middle, va="center", fontsize=10))
-        self._lanes[-1].ax.set_xlabel(self.words["x"])
-        few = self._lanes[0].colours.cmap(self._colours["few"])
+        ticks = range(0, 2 * _END + 1, 40)
+        ax.set_xticks(ticks, [f"{n - _END}" for n in ticks])
+        ax.set_xlabel(self.words["x"])
+        few = heat.colours.cmap(self._colours["few"])
         zero, tiny, usual, inf = self.words["kinds"]
         handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
         handles.append(style.non_finite_handles()[1])
@@ -117,25 +123,9 @@ class Ends(Drawing, words=WORDS["ends"]):
         )
         self.canvas.moving(*self._values, *self._lines)
 
-    def _first(self, shown: EndsShown) -> None:
-        """Draw the strips, which never change."""
-        self._names, N = tuple(shown.held), len(shown.exponents)
-        for lane, (name, held) in zip(self._lanes, shown.held.items(), strict=True):
-            few = held < shown.smallest[name]
-            usual = ~few & np.isfinite(held)
-            values = np.where(np.isfinite(held), self._colours["few"], held)
-            lane.update(values[None], empty=(held == 0)[None], finite=usual[None])
-            name_rows(lane.ax, [name])
-        ticks = np.flatnonzero(shown.exponents % 40 == 0)
-        self._lanes[-1].ax.set_xticks(ticks, [f"{shown.exponents[n]:g}" for n in ticks])
-        self._columns = shown.exponents[0], (N - 1) / (shown.exponents[-1] - shown.exponents[0])
-
     def update(self, shown: EndsShown) -> None:
-        if self.changed():
-            self._first(shown)
-        start, each = self._columns
         for line, text, value in zip(self._lines, self._values, shown.values.values(), strict=True):
-            line.set_xdata([(shown.exponent - start) * each] * 2)
+            line.set_xdata([shown.exponent + _END] * 2)
             text.set_text(number(value, 3))
 
     def say(self, shown: EndsShown) -> str:
@@ -143,8 +133,9 @@ class Ends(Drawing, words=WORDS["ends"]):
         return self.words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
 
     def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
-        name, x = self._names[int(cell.map.split()[-1])], float(shown.exponents[cell.column])
-        return self.words.say("arithmetic", format=name, x=x, value=shown.held[name][cell.column], true=np.exp(x))
+        at = _ends(float(cell.column - _END))
+        name, value = list(at.values.items())[int(cell.map.split()[-1])]
+        return self.words.say("arithmetic", format=name, x=at.exponent, value=value, true=np.exp(at.exponent))
 
 
 @dataclass(frozen=True)
@@ -165,11 +156,11 @@ class Counting(Drawing, words=WORDS["counting"]):
 
     def __init__(self, width: float):
         self.canvas = Canvas(width, 1.4)
-        self._ax = ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
-        ax.set(yticks=[], xlabel=self.words["token"])
-        self._map = HeatMap(self.canvas, ax, name="tokens")
+        ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
+        ax.set(xticks=range(_BLOCK), yticks=[], xlabel=self.words["token"])
+        HeatMap(self.canvas, ax, name="tokens").update(np.zeros((1, _BLOCK)), finite=np.ones((1, _BLOCK), bool))
         self._added = Marked(self.canvas, ax, facecolor=style.W)
-        (self._between,) = ax.plot([], [], color="white", linewidth=1.0, zorder=3)
+        (between,) = ax.plot(*_upright(np.arange(1, _BLOCK)), color="white", linewidth=1.0, zorder=3)
         look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
         (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
         (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
@@ -179,22 +170,18 @@ class Counting(Drawing, words=WORDS["counting"]):
             style.swatch(style.W, self.words["added"]),
         ]
         self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
-        self.canvas.moving(self._between, self._anchor, self._arrow)
+        self.canvas.moving(between, self._anchor, self._arrow)
 
     def update(self, shown: CountingShown) -> None:
-        C, at = len(shown.tokens), shown.anchor - 0.5
-        if self.changed(C):
-            self._ax.set_xticks(range(C))
-        self._map.update(np.zeros((1, C)), finite=np.ones((1, C), bool))
+        at = shown.anchor - 0.5
         self._added.update(shown.tokens[None])
-        self._between.set_data(*_upright(np.arange(1, C)))
         self._anchor.set_data([at, at], [-0.8, 0.5])
         self._arrow.set_data([at, shown.token], [-0.75, -0.75])
 
     def say(self, shown: CountingShown) -> str:
-        C, a = len(shown.tokens), shown.anchor
+        a = shown.anchor
         first, last = np.flatnonzero(shown.tokens)[[0, -1]]
-        place = self.words.say("start" if a == 0 else "end" if a == C else "inside", anchor=a, before=a - 1)
+        place = self.words.say("start" if a == 0 else "end" if a == _BLOCK else "inside", anchor=a, before=a - 1)
         return self.words.say(
             "say", anchor=place, whose=self.words["whose"][shown.factor], token=shown.token, first=first, last=last
         )
@@ -210,16 +197,13 @@ def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class FatalShown:
-    """By tensor, the positions at which a single token of decay w makes it non-finite, boolean [T].
+    """By tensor, the positions at which a single strong decay makes it non-finite, boolean [T].
 
-    anchor: the token that it precedes, counted from each block's first. chunk, block: tokens.
+    anchor: the token that it precedes, counted from each block's first.
     """
 
-    w: float
     anchor: int
     lost: Mapping[str, np.ndarray]
-    chunk: int
-    block: int
 
     @property
     def fatal(self) -> np.ndarray:
@@ -235,26 +219,22 @@ class Fatal(Drawing, words=WORDS["fatal"]):
 
     def __init__(self, width: float):
         self.canvas = Canvas(width, 2.02)
-        self._strips, self._blocks, self._arrows = [], [], []
+        self._strips, self._arrows = [], []
+        starts = np.arange(0, _CHUNK, _BLOCK)
         for n in range(2):
             ax = self.canvas.axes(1.25, 0.45 + 0.72 * n, width - 1.4, 0.32)
-            ax.set(xticks=[], yticks=[])
+            ax.set_xticks([*starts, _CHUNK - 1], [n * _CHUNK + t for t in (*starts, _CHUNK - 1)])
+            name_rows(ax, [self.words.say("chunk", first=n * _CHUNK, last=(n + 1) * _CHUNK - 1)])
             self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
-            self._blocks += ax.plot([], [], color=style.BLACK, linewidth=1.2, zorder=4)
+            self.canvas.moving(*ax.plot(*_upright(starts[1:]), color=style.BLACK, linewidth=1.2, zorder=4))
             self._arrows += ax.plot([], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7)
         ax.set_xlabel(self.words["token"])
         self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
-        self.canvas.moving(*self._blocks, *self._arrows)
+        self.canvas.moving(*self._arrows)
 
     def update(self, shown: FatalShown) -> None:
-        C, starts = shown.chunk, np.arange(0, shown.chunk, shown.block)
-        if self.changed():
-            for n, strip in enumerate(self._strips):
-                name_rows(strip.ax, [self.words.say("chunk", first=n * C, last=(n + 1) * C - 1)])
-                strip.ax.set_xticks([*starts, C - 1], [n * C + t for t in (*starts, C - 1)])
-                self._blocks[n].set_data(*_upright(starts[1:]))
         few = shown.fatal.sum() <= self._few
-        for strip, arrows, fatal in zip(self._strips, self._arrows, shown.fatal.reshape(2, 1, C), strict=True):
+        for strip, arrows, fatal in zip(self._strips, self._arrows, shown.fatal.reshape(2, 1, _CHUNK), strict=True):
             strip.update(np.where(fatal, np.nan, 0.0), finite=~fatal)
             at = np.flatnonzero(fatal) if few else []
             arrows.set_data(at, np.full(len(at), -0.75))
@@ -263,7 +243,7 @@ class Fatal(Drawing, words=WORDS["fatal"]):
         where = [str(t) for t in np.flatnonzero(shown.fatal)]
         a = shown.anchor
         place = self.words["anchor"].get(a) or self.words.say("inside" if a > 0 else "before", n=abs(a))
-        values = {"anchor": place, "w": shown.w, "T": len(shown.fatal), "n": len(where)}
+        values = {"anchor": place, "w": STRONG, "T": _TOKENS, "n": len(where)}
         if not where:
             return self.words.say("none", **values)
         if len(where) > 12:
@@ -277,24 +257,14 @@ class Fatal(Drawing, words=WORDS["fatal"]):
         return [name for name, lost in shown.lost.items() if lost[at].any()]
 
     def arithmetic(self, shown: FatalShown, cell: Cell) -> str:
-        t = int(cell.map.split()[-1]) * shown.chunk + cell.column
+        t = int(cell.map.split()[-1]) * _CHUNK + cell.column
         lost = self._lost(shown, t)
-        return self.words.say("broken" if lost else "fine", w=shown.w, t=t, lost=listed(lost))
-
-
-@functools.cache
-def _formats() -> tuple[torch.Tensor, dict, dict]:
-    """Return exponents, their exponentials in each format, and each format's smallest normal number."""
-    exponents = torch.arange(-_END, _END + 1, dtype=torch.float64)
-    held = {number(dtype): exponents.exp().to(dtype).double().numpy() for dtype in LN_MAX}
-    return exponents, held, {number(dtype): torch.finfo(dtype).smallest_normal for dtype in LN_MAX}
+        return self.words.say("broken" if lost else "fine", w=STRONG, t=t, lost=listed(lost))
 
 
 def _ends(exponent: float) -> EndsShown:
-    exponents, held, smallest = _formats()
     true = torch.tensor(exponent, dtype=torch.float64).exp()
-    values = {number(dtype): true.to(dtype).item() for dtype in LN_MAX}
-    return EndsShown(exponent, values, exponents.numpy(), held, smallest)
+    return EndsShown(exponent, {number(dtype): true.to(dtype).item() for dtype in LN_MAX})
 
 
 def _counting(anchor: int) -> CountingShown:
@@ -313,11 +283,11 @@ def _fatal(anchor: int) -> FatalShown:
     """One sequence per position of the strong decay. Tiles left of a block are anchored before its token `anchor`."""
     x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
     each = torch.arange(_TOKENS)
-    x["w"][each, each] = _STRONG
+    x["w"][each, each] = STRONG
     scheme = replace(case.SCHEMES["first-row"], left=anchor - 1)
     non_finite = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
     lost = {name: bad.flatten(1).any(1).numpy() for name, bad in non_finite.items() if len(bad) == _TOKENS}
-    return FatalShown(_STRONG, anchor, lost, _CHUNK, _BLOCK)
+    return FatalShown(anchor, lost)
 
 
 SKETCHES = {

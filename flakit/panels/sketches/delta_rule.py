@@ -128,19 +128,17 @@ class Revisions(Drawing, words=WORDS["revisions"]):
 
     def __init__(self, width: float):
         height = 2.2
-        self.canvas, self._numbers = Canvas(width, height), ()
-        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
+        self.canvas = Canvas(width, height)
+        ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
+        ax.set(xlabel=self.words["x"], xlim=(-0.5, _TOKENS - 0.5))
+        ax.set(ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.BLACK, linewidth=0.8)
         self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
+        look = {"ha": "center", "va": "center", "fontsize": 8.5, "zorder": 6}
+        self._numbers = self.canvas.moving(*(ax.text(n, 0, "", **look) for n in range(_TOKENS)))
+        CellGrid(self.canvas, ax, "counts", 1, _TOKENS)
 
     def update(self, shown: RevisionsShown) -> None:
-        T = len(shown.counts)
-        if self.changed():
-            texts = [self._ax.text(n, 0, "", ha="center", va="center", fontsize=8.5, zorder=6) for n in range(T)]
-            self._numbers = self.canvas.moving(*texts)
-            self._ax.set_xlim(-0.5, T - 0.5)
-            CellGrid(self.canvas, self._ax, "counts", 1, T)
         self._bars.update(shown.counts)
         for text, counts in zip(self._numbers, shown.counts, strict=True):
             text.set(y=counts + (0.13 if counts >= 0 else -0.13), text=short(counts))
@@ -151,11 +149,11 @@ class Revisions(Drawing, words=WORDS["revisions"]):
         values = {"before": percent(counts[-2]), "first": percent(counts[0])}
         if kind == "more":
             values = {"before": short(counts[-2]), "first": short(counts[0])}
-        return self.words.say(kind, T=len(counts), alpha=short(alpha), **values)
+        return self.words.say(kind, T=_TOKENS, alpha=short(alpha), **values)
 
     def arithmetic(self, shown: RevisionsShown, cell: Cell) -> str:
         n = cell.column
-        later = len(shown.counts) - 1 - n
+        later = _TOKENS - 1 - n
         return self.words.say("arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n]))
 
 

@@ -1,7 +1,7 @@
 """The sketches of 09_delta_rule_in_chunks."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from ...language import Words
 from .. import knobs
 from .sketch import Sketch
 from .words import short
+
+_C = 16  # tokens of the chunk
 
 WORDS = Words() | {
     "chained": {
@@ -52,44 +54,39 @@ class Chained(Drawing, words=WORDS["chained"]):
 
     def __init__(self, width: float):
         height, side = 2.7, 1.95
-        self.canvas, self._cut = Canvas(width, height), []
+        self.canvas = Canvas(width, height)
         empty = {"found": ITSELF, "inverse": FUTURE}
         self._maps = Maps(
             self.canvas, {name: Map(title, signed(), empty=empty[name]) for name, title in self.words["maps"].items()},
             left=0.6, top=0.3, size=(side, side), gap=0.4, rows=self.words["i"], columns=self.words["j"],
         )  # fmt: skip
         self._maps.bar("inverse").set_yticks([-1, 0, 1])
+        self._blocks = self._draw_blocks()
+        self.canvas.moving(*self._blocks)
+
+    def _draw_blocks(self) -> list:
+        """Return the borders between the halves of a chunk, and the names of its blocks."""
+        artists = []
+        first, border, second = (_C * n / 4 - 0.5 for n in (1, 2, 3))
+        line = {"color": style.BLACK, "linewidth": 1.4, "zorder": 5}
+        look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
+        look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
+        for name, heat in self._maps.items():
+            artists += [heat.ax.axhline(border, **line), heat.ax.axvline(border, **line)]
+            corner, below, last = self.words["halves"][name]
+            for text, row, column in ((corner, first, first), (below, second, first), (last, second, second)):
+                artists.append(heat.ax.text(column, row, text, **look))
+        return artists
 
     def update(self, shown: ChainedShown) -> None:
-        C = len(shown.found)
-        if not self._cut:
-            self._cut = self.canvas.moving(*self._blocks(C))
-        for artist in self._cut:
+        for artist in self._blocks:
             artist.set_visible(shown.halves)
         self._maps.update(shown)
-
-    def _blocks(self, C: int) -> list:
-        """Return the borders between the halves of a chunk, and the names of its blocks."""
-        artists, border = [], C / 2 - 0.5
-        for name, heat in self._maps.items():
-            artists += [
-                draw(border, color=style.BLACK, linewidth=1.4, zorder=5) for draw in (heat.ax.axhline, heat.ax.axvline)
-            ]
-            places = (
-                (C / 4 - 0.5, C / 4 - 0.5),
-                (3 * C / 4 - 0.5, C / 4 - 0.5),
-                (3 * C / 4 - 0.5, 3 * C / 4 - 0.5),
-            )
-            look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
-            look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
-            names = self.words["halves"][name]
-            artists += [heat.ax.text(j, i, text, **look) for (i, j), text in zip(places, names, strict=True)]
-        return artists
 
     def say(self, shown: ChainedShown) -> str:
         far = np.abs(np.tril(shown.inverse, -2)).max()
         return self.words.say(
-            "differ" if shown.spread else "same", C=len(shown.found), spread=short(shown.spread),
+            "differ" if shown.spread else "same", C=_C, spread=short(shown.spread),
             found=short(np.abs(shown.found).max()), largest=short(np.abs(shown.inverse).max()), far=short(far),
         )  # fmt: skip
 
@@ -103,23 +100,20 @@ class Chained(Drawing, words=WORDS["chained"]):
 
 
 def _chained(spread: float, halves: bool = False) -> ChainedShown:
-    L = inverse.matrix(spread=spread)
+    L = inverse.matrix(spread=spread, C=_C)
     return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy(), halves)
 
 
-def _spread():
-    return knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)
-
-
-PRESETS = {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}}
-SCRIPT = """from flakit.cases import inverse
+CHAINED = Sketch(
+    {"spread": lambda: knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)},
+    _chained,
+    Chained,
+    {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}},
+    """from flakit.cases import inverse
 
 L = inverse.matrix(spread={spread})
 print(L)
 print(inverse.invert(L, "substitution", "float64"))
-"""
-
-SKETCHES = {
-    name: Sketch({"spread": _spread}, compute, Chained, PRESETS, SCRIPT)
-    for name, compute in (("chained", _chained), ("halved", functools.partial(_chained, halves=True)))
-}
+""",
+)
+SKETCHES = {"chained": CHAINED, "halved": replace(CHAINED, compute=functools.partial(_chained, halves=True))}

@@ -88,38 +88,27 @@ class SlotsShown:
 class Slots(Drawing, words=WORDS["slots"]):
     """The content of the slots, and the weights of a query beside those of softmax attention."""
 
-    _most = 1.0  # end of the axis of weights
-
     def __init__(self, width: float):
         height, left, gap = 2.65, 0.6, 0.75
-        self.canvas, self._strip = Canvas(width, height), None
+        self.canvas = Canvas(width, height)
         across = 0.6 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        self._table = self.canvas.axes(left, 0.32, across, 1.5)
-        self._table.set(xlabel=self.words["token"], ylabel=self.words["slot"], title=self.words["holds"])
-        self._axes = ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
-        ax.set(ylim=(0, self._most), yticks=(0, 0.5, 1), xlabel=self.words["token"], title=self.words["weights"])
+        table = self.canvas.axes(left, 0.32, across, 1.5)
+        table.set(xlabel=self.words["token"], ylabel=self.words["slot"], title=self.words["holds"])
+        ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
+        ax.set(ylim=(0, 1), yticks=(0, 0.5, 1), xlabel=self.words["token"], title=self.words["weights"])
         self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=self.words["gsa"])
-        (self._marks,) = self.canvas.moving(
-            *ax.plot([], [], "D", color=style.BLACK, markerfacecolor="white", markersize=7, markeredgewidth=1.6)
-        )
-
-    def _first(self, shown: SlotsShown) -> None:
-        (M, T) = shown.holds.shape
-        self._strip = Strip(self.canvas, self._table, M, T, name="holds")
-        for ax in (self._table, self._axes):
-            ax.set_xticks(range(T))
-        self._table.set_yticks(range(M))
-        self._axes.set_xlim(-0.6, T - 0.4)
-        self._marks.set_label(self.words.say("attention", M=M))
+        look = {"color": style.BLACK, "markerfacecolor": "white", "markersize": 7, "markeredgewidth": 1.6}
+        (self._marks,) = self.canvas.moving(*ax.plot([], [], "D", label=self.words.say("attention", M=_M), **look))
+        self._strip = Strip(self.canvas, table, _M, _T, name="holds")
+        table.set(xticks=range(_T), yticks=range(_M))
+        ax.set(xticks=range(_T), xlim=(-0.6, _T - 0.4))
         self.canvas.figure.legend(
             handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
         )
-        CellGrid(self.canvas, self._axes, "weights", 1, T)
+        CellGrid(self.canvas, ax, "weights", 1, _T)
 
     def update(self, shown: SlotsShown) -> None:
-        if self._strip is None:
-            self._first(shown)
         held = [["" if x == 0 else short(x) for x in row] for row in shown.holds]
         self._strip.update(shown.holds, held, empty=shown.holds == 0)
         self._bars.update(shown.weights)
@@ -130,35 +119,33 @@ class Slots(Drawing, words=WORDS["slots"]):
         words = "fades" if shown.gate == 0 else "wiped" if shown.gate == -math.inf else "keeps"
         return self.words.say(
             words, kept=percent(math.exp(shown.gate)), off=percent(shown.off),
-            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2), M=len(shown.p),
+            rounding=say("nothing at all") if shown.off == 0 else number(shown.off, 2), M=_M,
         )  # fmt: skip
 
     def arithmetic(self, shown: SlotsShown, cell: Cell) -> str:
         j = cell.column
         if cell.map == "weights":
-            m = j % len(shown.p)
+            m = j % _M
             return self.words.say("weight",
                 j=j, m=m, p=short(shown.p[m]), x=short(shown.holds[m, j]), weight=short(shown.weights[j]),
                 attention=short(shown.attention[j]),
             )  # fmt: skip
         m, x = cell.row, shown.holds[cell.row, j]
-        if j % len(shown.p) != m:
-            return self.words.say("never", m=m, j=j, other=j % len(shown.p))
-        new = j + len(shown.p) >= shown.holds.shape[1]
+        if j % _M != m:
+            return self.words.say("never", m=m, j=j, other=j % _M)
+        new = j + _M >= _T
         how = self.words["new"] if new else self.words.say("old", gate=shown.gate)
         return self.words.say("held", m=m, j=j, how=how, x=x)
 
 
 @dataclass(frozen=True)
 class SlotGateShown:
-    """The model's output f, the gate (natural log) g computed from it, the share left of a slot after 1, 2, … N more
-    tokens [N]; and the gates [n] at other values `at` of f [n]."""
+    """The model's output f, the gate (natural log) g computed from it, and the share left of a slot after 1, 2, … more
+    tokens, [_MORE]."""
 
     f: float
     g: float
     left: np.ndarray
-    at: np.ndarray
-    gates: np.ndarray
 
 
 class SlotGate(Drawing, words=WORDS["slot_gate"]):
@@ -169,24 +156,20 @@ class SlotGate(Drawing, words=WORDS["slot_gate"]):
         self.canvas = Canvas(width, height)
         across = 0.4 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        self._curve = self.canvas.axes(left, 0.32, across, 1.55)
-        self._axes = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
-        for ax, title, x in ((self._curve, "curve", "f"), (self._axes, "left", "x")):
-            ax.set(xlabel=self.words[x], title=self.words[title])
-        self._axes.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
-        self._axes.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
-        self._bars = Bars(self.canvas, self._axes, thick=0.7, facecolor=style.BLUE)
-        (self._dot,) = self.canvas.moving(*self._curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
+        curve = self.canvas.axes(left, 0.32, across, 1.55, title=self.words["curve"], xlabel=self.words["f"])
+        ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.55, title=self.words["left"], xlabel=self.words["x"])
+        ax.set(xlim=(-0.5, _MORE - 0.5), ylim=(0, 1.02), yticks=(0, 0.5, 1))
+        ticks = [1, *range(10, _MORE + 1, 10)]
+        ax.set_xticks([n - 1 for n in ticks], ticks)
+        ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
+        self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
+        (self._dot,) = self.canvas.moving(*curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
+        f = torch.linspace(max(_F) + 1, min(_F) - 1, 200, dtype=torch.float64)
+        curve.plot(f.numpy(), _gate(f).numpy(), **style.LINES[0])
+        CellGrid(self.canvas, ax, "left", 1, _MORE)
+        CellGrid(self.canvas, curve, "gate", 1, 1)
 
     def update(self, shown: SlotGateShown) -> None:
-        N = len(shown.left)
-        if self.changed():
-            self._curve.plot(shown.at, shown.gates, **style.LINES[0])
-            self._axes.set(xlim=(-0.5, N - 0.5))
-            places = range(9, N, 10)
-            self._axes.set_xticks([0, *places], [1, *(n + 1 for n in places)])
-            CellGrid(self.canvas, self._axes, "left", 1, N)
-            CellGrid(self.canvas, self._curve, "gate", 1, 1)
         self._bars.update(shown.left)
         self._dot.set_data([shown.f], [shown.g])
 
@@ -227,8 +210,7 @@ def _slot_gate(f: float) -> SlotGateShown:
     s = ones.clone()
     s[:, 1:] = 0
     o = fused_recurrent_gsa(ones, ones, ones, s, g * ones).o
-    at = torch.linspace(max(_F) + 1, min(_F) - 1, 200, dtype=torch.float64)
-    return SlotGateShown(f, g.item(), *(x.numpy() for x in (o[0, 1:, 0, 0], at, _gate(at))))
+    return SlotGateShown(f, g.item(), o[0, 1:, 0, 0].numpy())
 
 
 SKETCHES = {

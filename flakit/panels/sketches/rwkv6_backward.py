@@ -14,7 +14,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid
+from ...figures.marks import CellGrid, name_rows
 from ...language import Words
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
@@ -34,6 +34,7 @@ _ARRIVES = torch.tensor([-0.8, 0.4, 1.0, 0.6, -0.3])
 _TOKENS = 8
 
 _LONG = 192  # tokens of "growth": at w = 0.5 a state overflows after 177
+END = math.log10(torch.finfo(torch.float32).max)
 
 WORDS = Words() | {
     "walking_back": {
@@ -88,13 +89,10 @@ WORDS = Words() | {
 class WalkShown:
     """Both passes of one head over T tokens up to a step: 0 … T-1 forward, then T … 2T-1 backward.
 
-    writes, reads: the token that writes, and the one whose output the loss reads. r, k, w: [T, K]; v, do: [T, V].
-    states: S_t, and gradients: D_t, after every token [T, K, V].
+    r, k, w: [T, K]; v, do: [T, V]. states: S_t, and gradients: D_t, after every token [T, K, V].
     """
 
     step: int
-    writes: int
-    reads: int
     r: np.ndarray
     k: np.ndarray
     w: np.ndarray
@@ -106,69 +104,63 @@ class WalkShown:
     @property
     def here(self) -> tuple[str, int]:
         """The map that this step computes, "S" or "D", and its token."""
-        T = len(self.states)
-        return ("S", self.step) if self.step < T else ("D", 2 * T - 1 - self.step)
+        return ("S", self.step) if self.step < _TOKENS else ("D", 2 * _TOKENS - 1 - self.step)
 
     def there(self, name: str, t: int) -> bool:
         """Whether a map has been computed by this step."""
-        return self.step >= (t if name == "S" else 2 * len(self.states) - 1 - t)
+        return self.step >= (t if name == "S" else 2 * _TOKENS - 1 - t)
+
+    def of(self, name: str) -> np.ndarray:
+        """Return the states S or the gradients D."""
+        return self.states if name == "S" else self.gradients
 
 
 class Walk(Drawing, words=WORDS["walking_back"]):
     """S from left to right, then D from right to left."""
 
     def __init__(self, width: float):
-        self.canvas, self._width = Canvas(width, 2.72), width
+        self.canvas = Canvas(width, 2.72)
         self._maps: dict[str, list[HeatMap]] = {}
-
-    def _first(self, shown: WalkShown) -> None:
-        T, gap, left = len(shown.states), 0.1, 0.72
-        size = (self._width - left - 0.12 + gap) / T - gap
-        limits = {name: float(np.abs(x).max()) for name, x in self._arrays(shown).items()}
-        for name, top in (("S", 0.0), ("D", 1.36)):
+        gap, left = 0.1, 0.72
+        size = (width - left - 0.12 + gap) / _TOKENS - gap
+        for name, top, at, mark in (
+            ("S", 0.0, WRITES, self.words.say("writes", t=WRITES)),
+            ("D", 1.36, READS - 1, self.words.say("reads", t=READS, before=READS - 1)),
+        ):
             self.canvas.text(0.06, top + 0.12, self.words[name], va="center", fontweight="bold")
+            end = float(np.abs(_walk()["states" if name == "S" else "gradients"]).max())
             self._maps[name] = []
-            for t in range(T):
+            for t in range(_TOKENS):
                 ax = self.canvas.axes(left + t * (size + gap), top + 0.46, size, 0.62)
                 ax.set_title(f"${name}_{t}$", loc="center", pad=3)
                 ax.set(xticks=[], yticks=[])
                 if t == 0:
-                    ax.set_yticks(range(len(shown.w[0])), [self.words.say("decay", w=short(w)) for w in shown.w[0]])
-                    ax.tick_params(axis="y", length=0, pad=2)
-                heat = HeatMap(
-                    self.canvas, ax, cmap=style.SIGNED, vmin=-limits[name], vmax=limits[name], name=f"{name} {t}"
-                )
+                    name_rows(ax, [self.words.say("decay", w=short(w)) for w in DECAYS])
+                    ax.tick_params(axis="y", pad=2)
+                if t == at:
+                    ax.text(0.5, -0.06, mark, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
+                heat = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-end, vmax=end, name=f"{name} {t}")
                 self._maps[name].append(heat)
-        marks = (("S", shown.writes, self.words.say("writes", t=shown.writes)),)
-        marks += (("D", shown.reads - 1, self.words.say("reads", t=shown.reads, before=shown.reads - 1)),)
-        for name, t, text in marks:
-            ax = self._maps[name][t].ax
-            ax.text(0.5, -0.06, text, transform=ax.transAxes, ha="center", va="top", fontsize=8.5)
         frame = Rectangle((0, 0), 1, 1, transform=self.canvas.figure.transFigure, facecolor="none", zorder=8)
         frame.set(edgecolor=style.BLUE, linewidth=2.6)
         self.canvas.figure.add_artist(frame)
         (self._frame,) = self.canvas.moving(frame)
 
-    @staticmethod
-    def _arrays(shown: WalkShown) -> dict[str, np.ndarray]:
-        return {"S": shown.states, "D": shown.gradients}
-
     def update(self, shown: WalkShown) -> None:
-        if not self._maps:
-            self._first(shown)
-        for name, values in self._arrays(shown).items():
-            for t, heat in enumerate(self._maps[name]):
-                heat.update(values[t], empty=np.full(values[t].shape, not shown.there(name, t)))
+        for name, maps in self._maps.items():
+            for t, heat in enumerate(maps):
+                values = shown.of(name)[t]
+                heat.update(values, empty=np.full(values.shape, not shown.there(name, t)))
         name, t = shown.here
         box = self._maps[name][t].ax.get_position()
         self._frame.set_bounds(box.x0, box.y0, box.width, box.height)
 
     def say(self, shown: WalkShown) -> str:
         (name, t) = shown.here
-        values = self._arrays(shown)[name]
-        first = shown.writes if name == "S" else shown.reads - 1
+        values = shown.of(name)
+        first = WRITES if name == "S" else READS - 1
         far = t - first if name == "S" else first - t
-        if name == "D" and t == len(values) - 1:
+        if name == "D" and t == _TOKENS - 1:
             return self.words.say("D last", t=t)
         if far < 0:
             return self.words.say(f"{name} empty", t=t)
@@ -180,14 +172,14 @@ class Walk(Drawing, words=WORDS["walking_back"]):
     def arithmetic(self, shown: WalkShown, cell: Cell) -> str:
         (name, t) = cell.map.split()
         t, row, column = int(t), cell.row, cell.column
-        values = self._arrays(shown)[name][:, row, column]
+        values = shown.of(name)[:, row, column]
         at = {"t": t, "row": row, "column": column, "value": short(values[t])}
         if not shown.there(name, t):
             return self.words.say("not yet", name=name, t=t)
         if name == "S":
             at |= {"k": short(shown.k[t, row]), "v": short(shown.v[t, column]), "w": short(shown.w[t, row])}
             return self.words.say("S sum" if t else "S begin", before=t - 1, old=short(values[t - 1]), **at)
-        if t == len(values) - 1:
+        if t == _TOKENS - 1:
             return self.words.say("D begin", **at)
         at |= {"r": short(shown.r[t + 1, row]), "do": short(shown.do[t + 1, column]), "w": short(shown.w[t + 1, row])}
         return self.words.say("D sum", after=t + 1, old=short(values[t + 1]), **at)
@@ -196,12 +188,11 @@ class Walk(Drawing, words=WORDS["walking_back"]):
 @dataclass(frozen=True)
 class GrowthShown:
     """At one log decay, which may be positive, for S, D and dw by name: the largest true number at each token [T], and
-    whether all numbers there are finite in float32. end: log10 of the largest float32."""
+    whether all numbers there are finite in float32."""
 
     w: float
     sizes: Mapping[str, np.ndarray]
     finite: Mapping[str, np.ndarray]
-    end: float
 
 
 class Growth(Drawing, words=WORDS["growth"]):
@@ -214,12 +205,13 @@ class Growth(Drawing, words=WORDS["growth"]):
         height = 2.75
         self.canvas, self._lines = Canvas(width, height), {}
         legend = 2.2
-        self._ax = ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
-        look = {"linewidth": 0, "zorder": 0, "color": style.INF["facecolor"]}
-        self._beyond = ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.get_yaxis_transform(), **look))
-        self._end = ax.text(0.5, self._high - 1.5, "", va="top", ha="center", fontsize=8.5)
-        self._end.set_transform(ax.get_yaxis_transform())
+        ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
+        ax.set(xlabel=self.words["x"], xlim=(-0.5, _LONG - 0.5))
+        ax.set(ylabel=self.words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
+        ax.axhspan(END, self._high, linewidth=0, zorder=0, color=style.INF["facecolor"])
+        place = {"transform": ax.get_yaxis_transform(), "va": "top", "ha": "center", "fontsize": 8.5}
+        ax.text(0.5, self._high - 1.5, self.words.say("end", end=END), **place)
+        CellGrid(self.canvas, ax, "tokens", 1, _LONG)
         dashes = {"S": "-", "D": "--", "dw": "-."}
         for name, dash in dashes.items():
             look = {"color": style.letter(name), "linestyle": dash}
@@ -233,29 +225,22 @@ class Growth(Drawing, words=WORDS["growth"]):
         self.canvas.figure.legend(handles, labels, handlelength=2.4, **place)
 
     def update(self, shown: GrowthShown) -> None:
-        T = len(shown.sizes["S"])
-        if self.changed():
-            self._ax.set_xlim(-0.5, T - 0.5)
-            self._beyond.set_bounds(0, shown.end, 1, self._high - shown.end)
-            self._end.set_text(self.words.say("end", end=shown.end))
-            CellGrid(self.canvas, self._ax, "tokens", 1, T)
         for name, (thin, bold) in self._lines.items():
             with np.errstate(divide="ignore"):
                 size = np.log10(shown.sizes[name])
             size[~np.isfinite(size)] = np.nan  # a zero has no place on this axis
             for line, there in ((thin, ~shown.finite[name]), (bold, shown.finite[name])):
-                line.set_data(range(T), np.where(there, size, np.nan))
+                line.set_data(range(_LONG), np.where(there, size, np.nan))
 
     def say(self, shown: GrowthShown) -> str:
-        T = len(shown.sizes["S"])
         began = self.words.say("step", w=shown.w, factor=math.exp(shown.w))
         if all(finite.all() for finite in shown.finite.values()):
             largest = max(float(size.max()) for size in shown.sizes.values())
             return f"{began} {self.words.say('fine', largest=largest)}"
         lost = {name: np.flatnonzero(~finite) for name, finite in shown.finite.items()}
         S, D = (self.words[f"{name} {'lost' if len(lost[name]) else 'kept'}"] for name in ("S", "D"))
-        left = T - len(lost["dw"])
-        dw = self.words.say("dw none" if left == 0 else "dw all" if left == T else "dw some", n=left, T=T)
+        left = _LONG - len(lost["dw"])
+        dw = self.words.say("dw none" if left == 0 else "dw all" if left == _LONG else "dw some", n=left, T=_LONG)
         S, D = S.format(t=min(lost["S"], default=0)), D.format(t=max(lost["D"], default=0))
         return f"{began} {self.words.say('lost', S=S, D=D, dw=dw)}"
 
@@ -298,13 +283,13 @@ def _growth(w: float) -> GrowthShown:
                 sizes[name] = along.abs().amax(1).numpy()
             else:
                 finite[name] = along.isfinite().all(1).numpy()
-    return GrowthShown(w, sizes, finite, math.log10(torch.finfo(torch.float32).max))
+    return GrowthShown(w, sizes, finite)
 
 
 SKETCHES = {
     "walking_back": Sketch(
         {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")},
-        lambda step: WalkShown(step, WRITES, READS, **_walk()),
+        lambda step: WalkShown(step, **_walk()),
         Walk,
         {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}},
         """from flakit.panels import sketch

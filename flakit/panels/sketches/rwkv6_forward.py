@@ -54,11 +54,9 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ReadingShown:
-    """A query [2], keys [T, 2] and values [T, 2], the scores [T] of the query with the keys, and the output [2]."""
+    """A query [2], its scores [T] with `KEYS`, and the output [2]."""
 
     query: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
     scores: np.ndarray
     output: np.ndarray
 
@@ -71,28 +69,16 @@ class Reading(Drawing, words=WORDS["reading"]):
     def __init__(self, width: float):
         height = 2.6
         self.canvas = Canvas(width, height)
-        self._axes, self._bars, self._texts = {}, {}, {}
-        plane = 1.72
+        self._bars, self._texts = {}, {}
+        top, plane = height - 0.5 - 1.72, 1.72
         rest = width - 0.4 - plane - 0.8 - 0.85 - 0.2
-        boxes = {
-            "plane": (0.4, plane),
-            "scores": (0.4 + plane + 0.8, 0.55 * rest),
-            "output": (width - 0.2 - 0.45 * rest, 0.45 * rest),
-        }
-        for name, (left, across) in boxes.items():
-            self._axes[name] = self.canvas.axes(left, height - 0.5 - plane, across, plane, title=self.words[name])
-        ax = self._axes["plane"]
+        ax = self.canvas.axes(0.4, top, plane, plane, title=self.words["plane"])
         ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.EMPTY, zorder=0)
         ax.axvline(0, color=style.EMPTY, zorder=0)
-
-    def _first(self, shown: ReadingShown) -> None:
-        """Draw the keys and the bars."""
-        T = len(shown.keys)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
         wide = arrow | {"mutation_scale": 22, "linewidth": 5}  # visible on both sides of a parallel query
-        ax = self._axes["plane"]
-        for n, key in enumerate(shown.keys):
+        for n, key in enumerate(KEYS.numpy()):
             look = style.LINES[n]["color"]
             ax.annotate("", key, (0, 0), arrowprops=wide | {"color": look})
             ax.annotate(str(n), 1.28 * key, ha="center", va="center", color=look, fontsize=9)
@@ -102,25 +88,23 @@ class Reading(Drawing, words=WORDS["reading"]):
         (self._name,) = self.canvas.moving(
             ax.text(0, 0, self.words["query"], ha="center", va="center", fontsize=9, fontweight="bold", zorder=6)
         )
-        rows = {
-            "scores": [self.words.say("token", n=n) for n in range(T)],
-            "output": [self.words.say("channel", n=n) for n in (0, 1)],
-        }
-        for name, labels in rows.items():
-            ax = self._axes[name]
-            colours = [style.LINES[n]["color"] if name == "scores" else style.GREY for n in range(len(labels))]
-            bars = ax.barh(range(len(labels)), [0.0] * len(labels), height=0.6, color=colours)
+        tokens = [self.words.say("token", n=n) for n in range(len(KEYS))]
+        channels = [self.words.say("channel", n=n) for n in (0, 1)]
+        for name, labels, colours, left, across in (
+            ("scores", tokens, [look["color"] for look in style.LINES[: len(KEYS)]], 0.4 + plane + 0.8, 0.55 * rest),
+            ("output", channels, [style.GREY] * 2, width - 0.2 - 0.45 * rest, 0.45 * rest),
+        ):
+            ax, rows, reach = self.canvas.axes(left, top, across, plane), range(len(labels)), self._reach[name]
+            ax.set(title=self.words[name], xlim=(-reach, reach), xticks=(-reach // 2 + 1, 0, reach // 2))
+            ax.set_ylim(len(labels) - 0.5, -0.5)
             name_rows(ax, labels)
-            reach = self._reach[name]
-            ax.set(xlim=(-reach, reach), ylim=(len(labels) - 0.5, -0.5), xticks=(-reach // 2 + 1, 0, reach // 2))
             ax.axvline(0, color=style.BLACK, linewidth=0.8)
-            texts = [ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in range(len(labels))]
-            self._bars[name], self._texts[name] = self.canvas.moving(*bars), self.canvas.moving(*texts)
+            self._bars[name] = self.canvas.moving(*ax.barh(rows, [0.0] * len(rows), height=0.6, color=colours))
+            texts = (ax.text(0, n, "", va="center", fontsize=8.5, zorder=6) for n in rows)
+            self._texts[name] = self.canvas.moving(*texts)
             CellGrid(self.canvas, ax, name, len(labels), 1)
 
     def update(self, shown: ReadingShown) -> None:
-        if self.changed():
-            self._first(shown)
         self._query.xy = tuple(shown.query)
         x, y = shown.query
         self._name.set_position((x + 0.35 * y, y - 0.35 * x))  # beside the tip: the keys' numbers lie beyond it
@@ -139,9 +123,9 @@ class Reading(Drawing, words=WORDS["reading"]):
     def arithmetic(self, shown: ReadingShown, cell: Cell) -> str:
         n = cell.row
         if cell.map == "scores":
-            (x, y), (k0, k1) = map(short, shown.query), map(short, shown.keys[n])
+            (x, y), (k0, k1) = map(short, shown.query), map(short, KEYS[n])
             return self.words.say("score", n=n, x=x, y=y, k0=k0, k1=k1, score=short(shown.scores[n]))
-        terms = " + ".join(f"{short(a)} · {short(v)}" for a, v in zip(shown.scores, shown.values[:, n], strict=True))
+        terms = " + ".join(f"{short(a)} · {short(v)}" for a, v in zip(shown.scores, VALUES[:, n], strict=True))
         return self.words.say("sum", n=n, terms=terms, o=short(shown.output[n]))
 
 
@@ -159,31 +143,30 @@ class Forgetting(Drawing, words=WORDS["forgetting"]):
     def __init__(self, width: float):
         height = 2.4
         self.canvas = Canvas(width, height)
-        self._ax = ax = self.canvas.axes(0.65, 0.15, width - 0.8, height - 0.65)
+        ax = self.canvas.axes(0.65, 0.15, width - 0.8, height - 0.65)
         self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
+        ax.set(xlabel=self.words["x"], xlim=(0.5, _MORE + 0.5))
+        ax.set(ylabel=self.words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))
         ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
         (self._mark,) = self.canvas.moving(
             ax.axvline(0, color=style.BLACK, linewidth=1.8, linestyle=(0, (5, 2)), zorder=3)
         )
         (self._half,) = self.canvas.moving(ax.text(0, 0.93, self.words["half"], va="center", fontsize=9))
+        CellGrid(self.canvas, ax, "left", 1, _MORE)
 
     def update(self, shown: ForgettingShown) -> None:
-        N, half = len(shown.left), _half_life(shown.w)
-        if self.changed():
-            self._ax.set_xlim(0.5, N + 0.5)
-            CellGrid(self.canvas, self._ax, "left", 1, N)
+        half = _half_life(shown.w)
         self._bars.update([np.nan, *shown.left])
         for artist in (self._mark, self._half):
-            artist.set_visible(0.5 <= half <= N + 0.5)
+            artist.set_visible(0.5 <= half <= _MORE + 0.5)
         self._mark.set_xdata([half, half])
-        late = half > 0.85 * N
+        late = half > 0.85 * _MORE
         self._half.set(x=half + (-0.3 if late else 0.3), ha="right" if late else "left")
 
     def say(self, shown: ForgettingShown) -> str:
         half, one = _half_life(shown.w), percent(float(shown.left[0]))
         if shown.w == 0:
-            return self.words.say("none", last=len(shown.left))
+            return self.words.say("none", last=_MORE)
         if shown.w == -math.inf:
             return self.words["lost"]
         return self.words.say("half-life" if half >= 1 else "quick", w=shown.w, one=one, half=half)
@@ -202,7 +185,7 @@ def _reading(direction: int) -> ReadingShown:
     angle = math.radians(direction)
     query = torch.tensor([math.cos(angle), math.sin(angle)])
     scores = KEYS @ query
-    return ReadingShown(*(x.numpy() for x in (query, KEYS, VALUES, scores, scores @ VALUES)))
+    return ReadingShown(*(x.numpy() for x in (query, scores, scores @ VALUES)))
 
 
 def _forgetting(w: float) -> ForgettingShown:

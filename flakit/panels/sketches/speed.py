@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from .words import size
 _CHUNK = 16
 """Tokens of the chunks that RWKV6's kernels take for this call."""
 _ONE_IN = [n * 10**power for power in range(6, 2, -1) for n in (10, 5, 2)] + [1000]
-_TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
+TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
 """Colour and dash of the time of memory traffic, and of matrix products."""
@@ -90,14 +89,12 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RoofShown:
-    """A call's minimal bytes and operations, and the device's peaks, 10^12 of each per second."""
+    """A call's minimal bytes and operations."""
 
     tokens: int
     K: int
     bytes: int
     operations: int
-    copy_tb_s: float
-    tflops: float
 
     @property
     def intensity(self) -> float:
@@ -106,7 +103,8 @@ class RoofShown:
     @property
     def ms(self) -> tuple[float, float]:
         """Milliseconds of moving the bytes, and of the operations."""
-        return 1e-9 * self.bytes / self.copy_tb_s, 1e-9 * self.operations / self.tflops
+        copy_tb_s, tflops = peaks()
+        return 1e-9 * self.bytes / copy_tb_s, 1e-9 * self.operations / tflops
 
 
 class Roof(Drawing, words=WORDS["roof"]):
@@ -119,16 +117,18 @@ class Roof(Drawing, words=WORDS["roof"]):
         self.canvas = Canvas(width, height)
         right = 3.1 if width > 8 else 2.3
         across = width - 0.7 - right - 0.35
-        self._ax = ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
+        ax = self.canvas.axes(0.7, 0.12, across, height - 0.66)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
         ax.set(xscale="log", yscale="log", xlim=self._ENDS, ylim=(0.3, 3000))
+        copy_tb_s, tflops = peaks()
+        x = np.array([self._ENDS[0], tflops / copy_tb_s, self._ENDS[1]])
+        ax.plot(x, np.minimum(x * copy_tb_s, tflops), color=style.BLACK)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
         ax.minorticks_off()
-        (self._drop,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
-        (self._point,) = self.canvas.moving(
-            ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])[0]
-        )
+        (self._drop,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")
+        (self._point,) = ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])
+        self.canvas.moving(self._drop, self._point)
         ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
         left = width - right + 0.55
         ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
@@ -137,10 +137,8 @@ class Roof(Drawing, words=WORDS["roof"]):
         self._bars = LabelledBars(self.canvas, ax, "times", [look["color"] for look in (MOVING, MULTIPLYING)])
 
     def update(self, shown: RoofShown) -> None:
-        if self.changed():
-            x = np.array([self._ENDS[0], shown.tflops / shown.copy_tb_s, self._ENDS[1]])
-            self._ax.plot(x, np.minimum(x * shown.copy_tb_s, shown.tflops), color=style.BLACK)
-        rate = min(shown.intensity * shown.copy_tb_s, shown.tflops)
+        copy_tb_s, tflops = peaks()
+        rate = min(shown.intensity * copy_tb_s, tflops)
         self._point.set_data([shown.intensity], [rate])
         self._drop.set_data([shown.intensity] * 2, [0.3, rate])
         self._bars.update((ms / max(shown.ms) for ms in shown.ms), map(_us, shown.ms))
@@ -155,75 +153,64 @@ class Roof(Drawing, words=WORDS["roof"]):
 
     def arithmetic(self, shown: RoofShown, cell: Cell) -> str:
         words, which = self.words["arithmetic"], ("moving", "multiplying")[cell.row]
-        rate = (shown.copy_tb_s, shown.tflops)[cell.row]
         values = {"bytes": f"{shown.bytes / 1e6:,.4g}", "operations": f"{shown.operations / 1e6:,.0f}"}
-        return words.say(which, **values, rate=rate, us=_us(shown.ms[cell.row]))
+        return words.say(which, **values, rate=peaks()[cell.row], us=_us(shown.ms[cell.row]))
 
 
 @dataclass(frozen=True)
 class KeptShown:
-    """For each chunk size [N]: bytes of the states, and milliseconds of moving these twice and of the pairs.
+    """For each chunk size of `TOKENS` [N]: bytes of the states, and milliseconds of moving these twice.
 
-    at: the index of the chosen size; itemsize: bytes per number of a state; floor: milliseconds of the forward.
+    at: the index of the chosen size; itemsize: bytes per number of a state.
     """
 
     at: int
     itemsize: int
-    chunks: Sequence[int]
     bytes: np.ndarray
     states: np.ndarray
-    pairs: np.ndarray
-    floor: float
-    copy_tb_s: float
 
 
 class Kept(Drawing, words=WORDS["kept"]):
     """Two times over the chunk size, and those of the chosen size."""
 
     def __init__(self, width: float):
-        height = 2.7
+        height, n = 2.7, len(TOKENS)
         self.canvas = Canvas(width, height)
         self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
-        ax.set(xlabel=style.logarithmic(self.words["x"]), ylabel=self.words["y"], yscale="log")
-        self._lines = [
-            ax.plot([], [], **look, label=self.words[name])[0]
-            for name, look in (("states", MOVING), ("pairs", MULTIPLYING))
-        ]
-        (self._dots,) = self.canvas.moving(ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)[0])
-        (self._at,) = self.canvas.moving(ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")[0])
-        self.canvas.moving(self._lines[0])
-        (self._floor,) = ax.plot([], [], color=style.BLACK, linewidth=1.2, label=self.words["floor"])
-        handles, at = [*self._lines, self._floor], (1 - 2.15 / width, 0.97)
+        ax.set(xlabel=style.logarithmic(self.words["x"]), ylabel=self.words["y"], yscale="log", xlim=(-0.5, n - 0.5))
+        (self._states,) = ax.plot([], [], **MOVING, label=self.words["states"])
+        (pairs,) = ax.plot(range(n), pair_times(), **MULTIPLYING, label=self.words["pairs"])
+        (self._dots,) = ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)
+        (self._at,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")
+        self.canvas.moving(self._dots, self._at, self._states)
+        look = {"color": style.BLACK, "linewidth": 1.2, "label": self.words["floor"]}
+        (floor,) = ax.plot([-0.5, n - 0.5], [_floor()] * 2, **look)
+        ax.set_ylim(min(_kept(TOKENS[-1], 4).states.min() / 2, pair_times().min()) / 2, 2 * _kept(1, 4).states.max())
+        ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in TOKENS[::2]])
+        ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
+        ax.minorticks_off()
+        CellGrid(self.canvas, ax, "chunks", 1, n)
+        handles, at = [self._states, pairs, floor], (1 - 2.15 / width, 0.97)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=2.6)
 
     def update(self, shown: KeptShown) -> None:
-        n = len(shown.chunks)
-        if self.changed():
-            shortest = min(shown.states.min() / 2, shown.pairs.min())
-            self._ax.set(xlim=(-0.5, n - 0.5), ylim=(shortest / 2, 2 * shown.states.max() * 4 / shown.itemsize))
-            self._ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in shown.chunks[::2]])
-            self._ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
-            self._ax.minorticks_off()
-            self._lines[1].set_data(range(n), shown.pairs)
-            self._floor.set_data([-0.5, n - 0.5], [shown.floor] * 2)
-            CellGrid(self.canvas, self._ax, "chunks", 1, n)
-        self._lines[0].set_data(range(n), shown.states)
-        self._dots.set_data([shown.at] * 2, [shown.states[shown.at], shown.pairs[shown.at]])
-        self._at.set_data([shown.at] * 2, self._ax.get_ylim())
+        at = shown.at
+        self._states.set_data(range(len(TOKENS)), shown.states)
+        self._dots.set_data([at] * 2, [shown.states[at], pair_times()[at]])
+        self._at.set_data([at] * 2, self._ax.get_ylim())
 
     def say(self, shown: KeptShown) -> str:
         n = shown.at
         return self.words.say(
-            "every" if shown.chunks[n] == 1 else "say", chunk=shown.chunks[n], itemsize=shown.itemsize,
-            size=size(shown.bytes[n]), states=shown.states[n], times=shown.states[n] / shown.floor,
-            pairs=shown.pairs[n],
+            "every" if n == 0 else "say", chunk=TOKENS[n], itemsize=shown.itemsize, size=size(shown.bytes[n]),
+            states=shown.states[n], times=shown.states[n] / _floor(), pairs=pair_times()[n],
         )  # fmt: skip
 
     def arithmetic(self, shown: KeptShown, cell: Cell) -> str:
         n = cell.column
         return self.words.say(
-            "arithmetic", chunk=shown.chunks[n], size=size(shown.bytes[n]), rate=shown.copy_tb_s,
-            states=shown.states[n], pairs=shown.pairs[n],
+            "arithmetic", chunk=TOKENS[n], size=size(shown.bytes[n]), rate=peaks()[0], states=shown.states[n],
+            pairs=pair_times()[n],
         )  # fmt: skip
 
 
@@ -232,15 +219,11 @@ class TailShown:
     """The chunks that hold a steep gate, boolean [heads, chunks], where one gate in `one_in` is steep.
 
     by_head: whether a head with any steep gate is computed the slow way as a whole, or only its steep chunks.
-    tokens, gates: per chunk; head_gates: gates of a head's full sequence.
     """
 
     one_in: int
     by_head: bool
     steep: np.ndarray
-    tokens: int
-    gates: int
-    head_gates: int
 
     @property
     def slow(self) -> np.ndarray:
@@ -249,7 +232,7 @@ class TailShown:
     @property
     def shares(self) -> tuple[float, float, float, float]:
         """The expected shares of steep gates, of chunks and heads that hold one, and of chunks computed slowly."""
-        gates, chunks, heads = (-math.expm1(n * math.log1p(-1 / self.one_in)) for n in (1, self.gates, self.head_gates))
+        gates, chunks, heads = (-math.expm1(n * math.log1p(-1 / self.one_in)) for n in (1, *_gates()))
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
@@ -257,11 +240,12 @@ class Tail(Drawing, words=WORDS["tail"]):
     """A map of the chunks of each head, and a bar for each share."""
 
     def __init__(self, width: float):
-        height = 2.75
+        height, heads, chunks = 2.75, _row()["H"], _row()["T"] // _CHUNK
         self.canvas = Canvas(width, height)
         right = 3.3 if width > 8 else 2.5
-        self._ax = ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], facecolor=style.FINITE)
+        ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92, facecolor=style.FINITE)
+        ax.set(xlabel=self.words.say("x", tokens=_CHUNK), xlim=(-0.5, chunks - 0.5))
+        ax.set(ylabel=self.words["y"], ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
         ax.spines[:].set_visible(True)
         self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
         self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
@@ -271,13 +255,9 @@ class Tail(Drawing, words=WORDS["tail"]):
         bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
         name_rows(bars, self.words["bars"])
         self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
+        self.canvas.pointable("chunks", ax, heads, chunks)
 
     def update(self, shown: TailShown) -> None:
-        heads, chunks = shown.steep.shape
-        if self.changed():
-            self._ax.set(xlim=(-0.5, chunks - 0.5), ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
-            self._ax.set_xlabel(self.words.say("x", tokens=shown.tokens))
-            self.canvas.pointable("chunks", self._ax, heads, chunks)
         self._slow.update(shown.slow)
         self._steep.update(shown.steep)
         self._bars.update(shown.shares, map(_share, shown.shares))
@@ -291,16 +271,13 @@ class Tail(Drawing, words=WORDS["tail"]):
         words = self.words["arithmetic"]
         if cell.map == "chunks":
             at = cell.row, cell.column
-            steep, way = (
-                words["some" if shown.steep[at] else "none"],
-                words["slow way" if shown.slow[at] else "quick way"],
-            )
-            return words.say("cell", head=cell.row, chunk=cell.column, steep=steep, way=way)
+            steep, way = "some" if shown.steep[at] else "none", "slow way" if shown.slow[at] else "quick way"
+            return words.say("cell", head=cell.row, chunk=cell.column, steep=words[steep], way=words[way])
         share, one_in = _share(shown.shares[cell.row]), shown.one_in
         if cell.row == 0:
             return words.say("gates", one_in=one_in, share=share)
         of_head = cell.row == 2 or (cell.row == 3 and shown.by_head)
-        return words.say("any", n=shown.head_gates if of_head else shown.gates, one_in=one_in, share=share)
+        return words.say("any", n=_gates()[of_head], one_in=one_in, share=share)
 
 
 def _share(share: float) -> str:
@@ -312,49 +289,59 @@ def _us(ms: float) -> str:
 
 
 @functools.cache
-def _recorded() -> tuple[dict, dict]:
-    """Return the recorded row of RWKV6 in a model's sizes, and the peak rates of its device."""
-    table = recorded.read("h200_speed")
-    row = table.select(op="rwkv6", form="chunk", who="flakit", B=8, decay="rwkv6-init", dtype="bfloat16")[0]
-    return dict(row), {name: table.meta[name] for name in ("copy_tb_s", "tflops")}
+def _row() -> dict:
+    """Return the recorded row of RWKV6 in a model's sizes."""
+    call = {"op": "rwkv6", "form": "chunk", "who": "flakit", "B": 8, "decay": "rwkv6-init", "dtype": "bfloat16"}
+    return dict(recorded.read("h200_speed").select(**call)[0])
+
+
+@functools.cache
+def peaks() -> tuple[float, float]:
+    """Return the peak rates of the recording's device: 10^12 bytes copied, and 10^12 operations, per second."""
+    meta = recorded.read("h200_speed").meta
+    return meta["copy_tb_s"], meta["tflops"]
 
 
 def _roof(tokens: int, K: int) -> RoofShown:
     """A call that reads a state and returns one."""
-    row, rates = _recorded()
-    call = work(row | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
-    return RoofShown(tokens, K, call.bytes, call.operations, **rates)
+    call = work(_row() | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
+    return RoofShown(tokens, K, call.bytes, call.operations)
 
 
 def _kept(chunk: int, itemsize: int) -> KeptShown:
-    row, rates = _recorded()
-    sizes = np.array([moved(row, ["states"], every=C, itemsize=itemsize) for C in _TOKENS])
+    sizes = np.array([moved(_row(), ["states"], every=C, itemsize=itemsize) for C in TOKENS])
+    return KeptShown(TOKENS.index(chunk), itemsize, sizes, 2e-9 * sizes / peaks()[0])
+
+
+def pair_times() -> np.ndarray:
+    """Return the milliseconds of the pairs inside chunks, for each chunk size of `TOKENS`."""
     # For every pair of tokens of a chunk: a score, and a product with the value.
-    pairs = [2 * row["B"] * row["T"] * row["H"] * C * (row["K"] + row["V"]) for C in _TOKENS]
-    return KeptShown(
-        _TOKENS.index(chunk),
-        itemsize,
-        _TOKENS,
-        sizes,
-        2e-9 * sizes / rates["copy_tb_s"],
-        1e-9 * np.array(pairs) / rates["tflops"],
-        work(row, "forward").floor_ms(**rates),
-        rates["copy_tb_s"],
-    )
+    row = _row()
+    pairs = [2 * row["B"] * row["T"] * row["H"] * C * (row["K"] + row["V"]) for C in TOKENS]
+    return 1e-9 * np.array(pairs) / peaks()[1]
+
+
+def _floor() -> float:
+    """Return the milliseconds of the forward pass at its floor."""
+    return work(_row(), "forward").floor_ms(*peaks())
 
 
 def _tail(one_in: int, by: str) -> TailShown:
-    row, _ = _recorded()
-    gates = _CHUNK * row["K"]
+    row, (gates, _) = _row(), _gates()
     # One seed for every share, so that steep chunks stay steep; with this one the heads shown are about as expected.
     lowest = np.random.default_rng(38).random((row["H"], row["T"] // _CHUNK))
-    steep = lowest < -np.expm1(gates * np.log1p(-1 / one_in))
-    return TailShown(one_in, by == "head", steep, _CHUNK, gates, row["T"] * row["K"])
+    return TailShown(one_in, by == "head", lowest < -np.expm1(gates * np.log1p(-1 / one_in)))
+
+
+def _gates() -> tuple[int, int]:
+    """Return the gates of a chunk, and of a head's full sequence."""
+    row = _row()
+    return _CHUNK * row["K"], row["T"] * row["K"]
 
 
 SKETCHES = {
     "roof": Sketch(
-        {"tokens": lambda: steps(1, _TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")},
+        {"tokens": lambda: steps(1, TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")},
         _roof,
         Roof,
         {"one token": {"tokens": 1, "K": 64}, "a text": {"tokens": 4096, "K": 64}, "wide": {"tokens": 4096, "K": 512}},
@@ -370,7 +357,7 @@ print("operations per byte", call.intensity, "floor", floor, "ms")
     ),
     "kept": Sketch(
         {
-            "chunk": lambda: steps(32, _TOKENS, "chunk C"),
+            "chunk": lambda: steps(32, TOKENS, "chunk C"),
             "itemsize": lambda: choice(4, {"float32": 4, "float16": 2}, "states"),
         },
         _kept,

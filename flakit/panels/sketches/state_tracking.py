@@ -1,5 +1,6 @@
 """The sketches of 10_state_tracking."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from .words import percent, short
 MOVES, READINGS, DECAY = 10, 16, -0.6
 TURNS = round(1 + math.exp(DECAY), 4)
 """The α that reverses the state at this decay without changing its size."""
+BEFORE, KAPPA = np.array([0.9, 0.3]), np.array([1.0, -1.0]) / math.sqrt(2)
+"""A column of a state [2], and the direction along which a token of "mirror" edits it."""
 
 WORDS = Words() | {
     "swaps": {
@@ -92,30 +95,24 @@ class Swaps(Drawing, words=WORDS["swaps"]):
 
     def __init__(self, width: float):
         height = 2.1
-        self.canvas, self._lines = Canvas(width, height), None
-        self._ax = ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
+        self.canvas, self._lines, self._ends = Canvas(width, height), [], []
+        ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
         ax.spines["left"].set_visible(False)
-        ax.set(xlabel=self.words["x"], ylim=(2.35, -0.35))
+        ax.set(xlabel=self.words["x"], xlim=(-0.1, MOVES + 0.1), xticks=range(MOVES + 1), ylim=(2.35, -0.35))
         name_rows(ax, self.words["places"])
-
-    def _first(self, shown: SwapsShown) -> None:
-        N, ax = len(shown.moves), self._ax
-        ax.set(xlim=(-0.1, N + 0.1), xticks=range(N + 1))
-        self._lines, self._ends = [], []
+        _, orders = _moves()
         for thing, look in zip(range(3), style.LINES, strict=False):
-            places = (shown.orders == thing).argmax(1)
-            ax.plot(range(N + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
+            places = (orders == thing).argmax(1)
+            ax.plot(range(MOVES + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
             (line,) = ax.plot([], [], **look | {"linewidth": 3}, zorder=3)
             name = ax.text(0, 0, self.words["things"][thing], ha="left", va="center", fontsize=11, fontweight="bold")
             name.set(color=look["color"], zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             self._lines.append((line, places))
             self._ends.append(name)
         self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
-        CellGrid(self.canvas, ax, "places", 3, N + 1)
+        CellGrid(self.canvas, ax, "places", 3, MOVES + 1)
 
     def update(self, shown: SwapsShown) -> None:
-        if self._lines is None:
-            self._first(shown)
         for (line, places), name in zip(self._lines, self._ends, strict=True):
             line.set_data(range(shown.t + 1), places[: shown.t + 1])
             name.set_position((shown.t + 0.12, places[shown.t]))
@@ -135,17 +132,15 @@ class Swaps(Drawing, words=WORDS["swaps"]):
 
 @dataclass(frozen=True)
 class MirrorShown:
-    """A column of a state [2] before and after one token without decay, which removes alpha along kappa [2]."""
+    """A column of a state [2] after one token without decay, which removes alpha of `BEFORE` along `KAPPA`."""
 
     alpha: float
-    kappa: np.ndarray
-    before: np.ndarray
     after: np.ndarray
 
     @property
     def factor(self) -> float:
         """The factor of the part along kappa."""
-        return float(self.kappa @ self.after / (self.kappa @ self.before))
+        return float(KAPPA @ self.after / (KAPPA @ BEFORE))
 
 
 class Mirror(Drawing, words=WORDS["mirror"]):
@@ -153,15 +148,15 @@ class Mirror(Drawing, words=WORDS["mirror"]):
 
     def __init__(self, width: float):
         height = 2.9
-        self.canvas, self._arrows = Canvas(width, height), None
+        self.canvas = Canvas(width, height)
         side = height - 0.75
-        self._plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
+        plane = ax = self.canvas.axes(0.55, 0.3, 1.2 * side, side)
         ax.set(title=self.words["plane"], xlabel=say("row 0"), ylabel=say("row 1"))
         ax.set(xlim=(-0.6, 1.8), ylim=(-0.85, 1.15), xticks=(0, 1), yticks=(0, 1))
         ax.axhline(0, color=style.EMPTY, zorder=0)
         ax.axvline(0, color=style.EMPTY, zorder=0)
         left = 0.55 + 1.2 * side + 0.5
-        self._scale = ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
+        ax = self.canvas.axes(left, 0.35 + 0.5 * side, width - left - 0.3, 0.25)
         ax.set_title(self.words["scale"], pad=18)
         ax.set(xlim=(1.12, -1.12), ylim=(-0.5, 0.5), yticks=[])
         ax.set_xticks([1, 0, -1], [self.words[name] for name in ("kept", "forgotten", "turned")])
@@ -171,31 +166,26 @@ class Mirror(Drawing, words=WORDS["mirror"]):
         ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
         (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
         CellGrid(self.canvas, ax, "factor", 1, 1)
-
-    def _first(self, shown: MirrorShown) -> None:
-        ax = self._plane
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 14}
-        x, y = 3 * shown.kappa
-        ax.plot([-x, x], [-y, y], color=style.GREY, linestyle=(0, (3, 2)), linewidth=1.4, zorder=1)
-        ax.text(shown.kappa[0] + 0.08, shown.kappa[1] + 0.08, "κ", ha="center", fontsize=11, color=style.GREY)
-        ax.annotate("", shown.before, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
-        x, y = shown.before + (0.08, -0.16)
-        ax.text(x, y, self.words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
+        x, y = 3 * KAPPA
+        plane.plot([-x, x], [-y, y], color=style.GREY, linestyle=(0, (3, 2)), linewidth=1.4, zorder=1)
+        plane.text(KAPPA[0] + 0.08, KAPPA[1] + 0.08, "κ", ha="center", fontsize=11, color=style.GREY)
+        plane.annotate("", BEFORE, (0, 0), arrowprops=arrow | {"color": style.BLUE, "linewidth": 2})
+        x, y = BEFORE + (0.08, -0.16)
+        plane.text(x, y, self.words["before"], ha="left", va="center", color=style.BLUE, fontsize=9)
         look = {"color": style.PURPLE, "linewidth": 2.6}
         self._arrows = self.canvas.moving(
-            ax.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
-            ax.text(0, 0, self.words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
-            *ax.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
+            plane.annotate("", (1, 0), (0, 0), arrowprops=arrow | look, zorder=5),
+            plane.text(0, 0, self.words["after"], ha="center", va="center", color=style.PURPLE, fontsize=9, zorder=6),
+            *plane.plot([], [], color=style.PURPLE, linewidth=1, linestyle=(0, (1, 2)), zorder=2),
         )
-        CellGrid(self.canvas, ax, "plane", 1, 2)
+        CellGrid(self.canvas, plane, "plane", 1, 2)
 
     def update(self, shown: MirrorShown) -> None:
-        if self._arrows is None:
-            self._first(shown)
         arrow, name, way = self._arrows
         arrow.xy = tuple(shown.after)
         name.set_position(tuple(shown.after + (0, 0.16)))
-        way.set_data(*np.stack((shown.before, shown.after), 1))
+        way.set_data(*np.stack((BEFORE, shown.after), 1))
         self._here.set_data([shown.factor], [0])
 
     def say(self, shown: MirrorShown) -> str:
@@ -210,7 +200,7 @@ class Mirror(Drawing, words=WORDS["mirror"]):
         alpha = short(shown.alpha)
         if cell.map == "factor":
             return self.words.say("factor is", alpha=alpha, factor=short(shown.factor))
-        x, y = (short(each) for each in (shown.before, shown.after)[cell.column])
+        x, y = map(short, (BEFORE, shown.after)[cell.column])
         return self.words.say("before is" if cell.column == 0 else "after is", x=x, y=y, alpha=alpha)
 
 
@@ -218,7 +208,6 @@ class Mirror(Drawing, words=WORDS["mirror"]):
 class AgainShown:
     """The state along kappa, 1 at first, after 1, 2, … N readings of one token, [N]."""
 
-    w: float
     alpha: float
     left: np.ndarray
 
@@ -231,8 +220,10 @@ class Again(Drawing, words=WORDS["again"]):
     def __init__(self, width: float):
         height = 2.5
         self.canvas = Canvas(width, height)
-        self._ax = ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
+        ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
+        ax.set(xlabel=self.words["x"], xlim=(-0.6, READINGS - 0.4))
+        ax.set_xticks(range(0, READINGS, 3), range(1, READINGS + 1, 3))
+        ax.set(ylabel=self.words["y"], yscale="log", ylim=(self._LOW, self._HIGH))
         ax.set_yticks([1e-4, 1e-2, 1, 1e2, 1e4])
         ax.minorticks_off()
         ax.axhline(1, **style.LAW, zorder=4)
@@ -242,13 +233,9 @@ class Again(Drawing, words=WORDS["again"]):
         self.canvas.figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(1 - 1.55 / width, 0.95), handlelength=1.4
         )
+        CellGrid(self.canvas, ax, "left", 1, READINGS)
 
     def update(self, shown: AgainShown) -> None:
-        if self.changed():
-            N = len(shown.left)
-            self._ax.set(xlim=(-0.6, N - 0.4))
-            self._ax.set_xticks(range(0, N, 3), range(1, N + 1, 3))
-            CellGrid(self.canvas, self._ax, "left", 1, N)
         sizes = np.clip(np.abs(shown.left), self._LOW, self._HIGH)
         for bars, mask in ((self._same, shown.left > 0), (self._turned, shown.left < 0)):
             bars.update(np.where(mask, sizes, np.nan), begin=self._LOW)
@@ -259,23 +246,25 @@ class Again(Drawing, words=WORDS["again"]):
             left = self.words["held"]
         else:
             left = self.words.say("grown", size=last) if last > 1 else self.words.say("faded", size=percent(last))
-        return self.words.say("say", w=shown.w, alpha=shown.alpha, factor=shown.left[0], n=len(shown.left), left=left)
+        return self.words.say("say", w=DECAY, alpha=shown.alpha, factor=shown.left[0], n=READINGS, left=left)
 
     def arithmetic(self, shown: AgainShown, cell: Cell) -> str:
         n = cell.column + 1
         return self.words.say(
-            "arithmetic", n=n, kept=np.exp(shown.w), alpha=shown.alpha, factor=shown.left[0],
+            "arithmetic", n=n, kept=np.exp(DECAY), alpha=shown.alpha, factor=shown.left[0],
             left=shown.left[n - 1],
         )  # fmt: skip
 
 
-def _swaps(t: int) -> SwapsShown:
+@functools.cache
+def _moves() -> tuple[np.ndarray, np.ndarray]:
+    """Return the places that each move swaps [N, 2], and the thing in each place after 0, 1, … N moves [N + 1, 3]."""
     task = Permutations(items=3)
     tokens, answers = task.batch(1, MOVES + 1, torch.Generator().manual_seed(1))
     orders = list(itertools.permutations(range(3)))
     moved = [orders[order] for order in task.after[0]]  # the order after each move from the initial one
     swaps = [[place for place in range(3) if moved[token - 1][place] != place] for token in tokens[0, 1:]]
-    return SwapsShown(t, np.array(swaps), np.array([orders[n] for n in answers[0]]))
+    return np.array(swaps), np.array([orders[n] for n in answers[0]])
 
 
 def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, times: int) -> torch.Tensor:
@@ -292,14 +281,13 @@ def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, tim
 
 
 def _mirror(alpha: float) -> MirrorShown:
-    kappa, before = torch.tensor([1.0, -1.0]).double() / math.sqrt(2), torch.tensor([0.9, 0.3]).double()
-    after = _read(before, kappa, 0.0, alpha, 1)[0]
-    return MirrorShown(alpha, kappa.numpy(), before.numpy(), after.numpy())
+    before, kappa = map(torch.as_tensor, (BEFORE, KAPPA))
+    return MirrorShown(alpha, _read(before, kappa, 0.0, alpha, 1)[0].numpy())
 
 
 def _again(alpha: float) -> AgainShown:
     kappa = torch.full((4,), 0.5, dtype=torch.float64)
-    return AgainShown(DECAY, alpha, (_read(kappa, kappa, DECAY, alpha, READINGS) @ kappa).numpy())
+    return AgainShown(alpha, (_read(kappa, kappa, DECAY, alpha, READINGS) @ kappa).numpy())
 
 
 _SCRIPT = """import torch
@@ -316,7 +304,7 @@ print(fused_recurrent_rwkv7(**x, output_final_state=True).final_state[0, 0, :, 0
 SKETCHES = {
     "swaps": Sketch(
         {"t": lambda: integer(0, 0, MOVES, "moves")},
-        _swaps,
+        lambda t: SwapsShown(t, *_moves()),
         Swaps,
         {"begin": {"t": 0}, "end": {"t": MOVES}},
         f"""import torch

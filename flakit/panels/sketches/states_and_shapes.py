@@ -21,7 +21,7 @@ from ..knobs import operator_choice, steps
 from .sketch import Sketch
 from .words import percent
 
-_T, _CUT = 96, 48
+_T, CUT = 96, 48
 
 WORDS = Words() | {
     "pieces": {
@@ -48,7 +48,7 @@ _LOW, _HIGH = 1e-9, 10.0
 
 @dataclass(frozen=True)
 class PiecesShown:
-    """A sequence cut into two pieces before token `cut`.
+    """A sequence cut into two pieces before token `CUT`.
 
     op: the operator's label. handed: the initial state of the second piece, "state", "detached" or "nothing".
     o, dv: the error of each token [T], relative to the tensor's RMS. o_second, dv_first: relative L2 error of the
@@ -57,7 +57,6 @@ class PiecesShown:
 
     op: str
     handed: str
-    cut: int
     o: np.ndarray
     dv: np.ndarray
     o_second: float
@@ -70,32 +69,25 @@ class Pieces(Drawing, words=WORDS["pieces"]):
 
     def __init__(self, width: float):
         height, left = 2.95, 0.85
-        self.canvas, self._axes, self._lines = Canvas(width, height), {}, {}
+        self.canvas, self._lines = Canvas(width, height), {}
         for n, name in enumerate(("o", "dv")):
             ax = self.canvas.axes(left, 0.28 + 1.14 * n, width - left - 0.15, 0.98)
-            ax.set(yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=self.words[name])
+            ax.set(xlim=(-0.5, _T - 0.5), yscale="log", ylim=(_LOW / 2, 2 * _HIGH), ylabel=self.words[name])
             ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
             ax.minorticks_off()
             ax.tick_params(labelbottom=name == "dv")
             (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
-            self._axes[name], self._lines[name] = ax, self.canvas.moving(line)[0]
+            (self._lines[name],) = self.canvas.moving(line)
+            ax.axvline(CUT - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
+            CellGrid(self.canvas, ax, name, 1, _T)
+            if name == "o":
+                for part, x in (("first", CUT / 2), ("second", (CUT + _T) / 2)):
+                    ax.text(x, 3 * _HIGH, self.words[part], ha="center", va="bottom", fontsize=10)
         ax.set_xlabel(self.words["token"])
 
-    def _first(self, shown: PiecesShown) -> None:
-        T = len(shown.o)
-        for name, ax in self._axes.items():
-            ax.set_xlim(-0.5, T - 0.5)
-            ax.axvline(shown.cut - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
-            CellGrid(self.canvas, ax, name, 1, T)
-        for part, x in (("first", shown.cut / 2), ("second", (shown.cut + T) / 2)):
-            self._axes["o"].text(x, 3 * _HIGH, self.words[part], ha="center", va="bottom", fontsize=10)
-
     def update(self, shown: PiecesShown) -> None:
-        if self.changed():
-            self._first(shown)
         for name, line in self._lines.items():
-            values = getattr(shown, name)
-            line.set_data(np.arange(len(values)), np.clip(values, _LOW, _HIGH))
+            line.set_data(range(_T), np.clip(getattr(shown, name), _LOW, _HIGH))
 
     def say(self, shown: PiecesShown) -> str:
         return self.words.say(
@@ -117,14 +109,13 @@ def _uncut(op: str) -> tuple[dict, dict]:
 
 def _pieces(handed: str, op: str) -> PiecesShown:
     x, exact = _uncut(op)
-    results = evaluate(in_pieces(op, [_CUT], handed=handed), x)
+    results = evaluate(in_pieces(op, [CUT], handed=handed), x)
     return PiecesShown(
         op=OPERATORS[op].label,
         handed=handed,
-        cut=_CUT,
         **{name: along_time(results[name], exact[name]).numpy() for name in ("o", "dv")},
-        o_second=relative_l2(results["o"][:, _CUT:], exact["o"][:, _CUT:]),
-        dv_first=relative_l2(results["dv"][:, :_CUT], exact["dv"][:, :_CUT]),
+        o_second=relative_l2(results["o"][:, CUT:], exact["o"][:, CUT:]),
+        dv_first=relative_l2(results["dv"][:, :CUT], exact["dv"][:, :CUT]),
         worst=max(relative_l2(results[name], exact[name]) for name in exact),
     )
 

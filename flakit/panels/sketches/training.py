@@ -25,6 +25,8 @@ TARGETS = 12
 _BAD = ("5", "1000", "1e20", "inf", "NaN")
 _F = tuple(0.0 - f for f in (*range(0, 14), 14, 14.5, 14.7, 14.8, 14.9, 15, *range(16, 26)))
 """Stops of f, dense where the kernel breaks."""
+_SUMMED = padding.anchors(gate_drift.T)[0].tokens
+"""Tokens whose gates the largest exponent sums."""
 
 WORDS = Words() | {
     "mean_of_means": {
@@ -88,39 +90,35 @@ class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
     def __init__(self, width: float):
         height = 2.3
         self.canvas = Canvas(width, height)
-        self._ax = ax = self.canvas.axes(0.65, 0.12, width - 0.8 - 1.75, height - 0.62)
-        ax.set(xlabel=self.words["x"], ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
+        ax = self.canvas.axes(0.65, 0.12, width - 0.8 - 1.75, height - 0.62)
+        ax.set(xlabel=self.words["x"], xticks=range(TARGETS), xlim=(-0.6, TARGETS - 0.4))
+        ax.set(ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
         self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
         self._second = Bars(self.canvas, ax, facecolor=style.PURPLE)
+        ax.axhline(1 / TARGETS, **style.LAW, zorder=3)
+        place = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
+        ax.text(1.02, 1 / TARGETS, self.words.say("right", n=TARGETS), **place)
+        CellGrid(self.canvas, ax, "targets", 1, TARGETS)
         handles = [style.swatch(style.BLUE, self.words["first"]), style.swatch(style.PURPLE, self.words["second"])]
         at = (1 - 1.75 / width, 0.95)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
 
     def update(self, shown: MeanOfMeansShown) -> None:
-        n = len(shown.right)
-        if self.changed():
-            self._ax.set(xticks=range(n), xlim=(-0.6, n - 0.4))
-            self._ax.axhline(shown.right[0], **style.LAW, zorder=3)
-            self._ax.text(
-                1.02, shown.right[0], self.words.say("right", n=n), va="center", fontsize=9,
-                transform=self._ax.get_yaxis_transform(),
-            )  # fmt: skip
-            CellGrid(self.canvas, self._ax, "targets", 1, n)
-        first = np.arange(n) < shown.cut
+        first = np.arange(TARGETS) < shown.cut
         self._first.update(np.where(first, shown.averaged, np.nan))
         self._second.update(np.where(first, np.nan, shown.averaged))
 
     def say(self, shown: MeanOfMeansShown) -> str:
         return self.words.say(
             "same" if np.allclose(shown.averaged, shown.right) else "uneven", first=shown.cut,
-            second=len(shown.right) - shown.cut, one=shown.averaged[0], other=shown.averaged[-1], right=shown.right[0],
+            second=TARGETS - shown.cut, one=shown.averaged[0], other=shown.averaged[-1], right=shown.right[0],
         )  # fmt: skip
 
     def arithmetic(self, shown: MeanOfMeansShown, cell: Cell) -> str:
-        t, n = cell.column, len(shown.right)
-        size = shown.cut if t < shown.cut else n - shown.cut
+        t = cell.column
+        size = shown.cut if t < shown.cut else TARGETS - shown.cut
         weight, right = shown.averaged[t], shown.right[t]
-        return self.words.say("arithmetic", t=t, size=size, weight=weight, n=n, right=right)
+        return self.words.say("arithmetic", t=t, size=size, weight=weight, n=TARGETS, right=right)
 
 
 @dataclass(frozen=True)
@@ -170,23 +168,15 @@ class Clipping(Drawing, words=WORDS["clipping"]):
 
 @dataclass(frozen=True)
 class FProjShown:
-    """One value f for all tokens and slots. stops: values of f from 0 down, and their gates and exponents, [N]."""
+    """One value f for all tokens and slots: the gate and the largest exponent that it makes, ds computed and true
+    [T, M], and whether the output is finite."""
 
     f: float
-    stops: np.ndarray
-    gates: np.ndarray
-    exponents: np.ndarray
-    tokens: int  # whose gates the exponent sums
-    limit: float
-    clamp: float
-    computed: np.ndarray  # ds by token and slot, [T, M]
+    gate: float
+    exponent: float
+    computed: np.ndarray
     true: np.ndarray
     output_finite: bool
-
-    @property
-    def at(self) -> int:
-        """The index of f among the stops."""
-        return int(np.abs(self.stops - self.f).argmin())
 
 
 class FProj(Drawing, words=WORDS["f_proj"]):
@@ -197,39 +187,34 @@ class FProj(Drawing, words=WORDS["f_proj"]):
         self.canvas = Canvas(width, height)
         left, right, gap = 0.7, 0.12, 0.8
         across = (width - left - right - gap) / 2
-        self._ax = ax = self.canvas.axes(left, 0.35, across, height - 0.85)
+        ax = self.canvas.axes(left, 0.35, across, height - 0.85)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
         (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
+        limit, clamp = gate_drift.LIMIT, padding.CLAMPS["gsa"]
+        _, exponents = _exponents()
+        ax.plot(_F, exponents, **style.LINES[0])
+        ax.set(xlim=(0.6, _F[-1]), ylim=(0, 1.04 * exponents[-1]))
+        ax.axhline(limit, **style.LAW)
+        ax.text(0, limit, self.words.say("limit", limit=f"{limit:.2f}"), va="bottom", fontsize=9)
+        ax.axvline(clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        ax.text(clamp, 3, self.words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
         at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
         at.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["slot"])
         self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
         self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
-
-    def _first(self, shown: FProjShown) -> None:
-        """Draw what does not depend on f."""
-        ax = self._ax
-        ax.plot(shown.stops, shown.exponents, **style.LINES[0])
-        ax.set(xlim=(0.6, shown.stops[-1]), ylim=(0, 1.04 * shown.exponents[-1]))
-        ax.axhline(shown.limit, **style.LAW)
-        ax.text(0, shown.limit, self.words.say("limit", limit=f"{shown.limit:.2f}"), va="bottom", fontsize=9)
-        ax.axvline(shown.clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
-        ax.text(shown.clamp, 3, self.words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
+        CellGrid(self.canvas, ax, "exponent", 1, len(_F))
 
     def update(self, shown: FProjShown) -> None:
-        if self.changed():
-            self._first(shown)
-            CellGrid(self.canvas, self._ax, "exponent", 1, len(shown.stops))
-        self._here.set_data([shown.f], [shown.exponents[shown.at]])
+        self._here.set_data([shown.f], [shown.exponent])
         largest = float(np.abs(shown.true).max())
         self._map.colours.set_clim(-largest, largest)
         self._map.update(shown.computed.T)
 
     def say(self, shown: FProjShown) -> str:
-        exponent = float(shown.exponents[shown.at])
         bad = ~np.isfinite(shown.computed).all(1)
         return self.words.say(
-            "lost" if bad.any() else "fine", f=shown.f, g=shown.gates[shown.at], tokens=shown.tokens,
-            exponent=exponent, limit=f"{shown.limit:.2f}", lost=int(bad.sum()), all=len(bad),
+            "lost" if bad.any() else "fine", f=shown.f, g=shown.gate, tokens=_SUMMED, exponent=shown.exponent,
+            limit=f"{gate_drift.LIMIT:.2f}", lost=int(bad.sum()), all=len(bad),
             output=say("finite") if shown.output_finite else say("lost, too"),
         )  # fmt: skip
 
@@ -238,12 +223,12 @@ class FProj(Drawing, words=WORDS["f_proj"]):
             m, t = cell.row, cell.column
             return self.words.say("element", t=t, m=m, computed=shown.computed[t, m], true=shown.true[t, m])
         n = cell.column
-        exponent = float(shown.exponents[n])
-        size = number(math.exp(exponent), 2) if exponent <= shown.limit else f"1e{exponent / math.log(10):.0f}"
-        size = size if exponent <= shown.limit else say("inf (true: {size})").format(size=size)
-        return self.words.say(
-            "curve", f=shown.stops[n], tokens=shown.tokens, g=shown.gates[n], exponent=exponent, size=size
-        )
+        gate, exponent = (float(numbers[n]) for numbers in _exponents())
+        if exponent <= gate_drift.LIMIT:
+            size = number(math.exp(exponent), 2)
+        else:
+            size = say("inf (true: {size})").format(size=f"1e{exponent / math.log(10):.0f}")
+        return self.words.say("curve", f=_F[n], tokens=_SUMMED, g=gate, exponent=exponent, size=size)
 
 
 def _mean_of_means(cut: int) -> MeanOfMeansShown:
@@ -264,30 +249,19 @@ def _g(f: float) -> float:
 
 
 @functools.cache
-def _exponents() -> tuple[list[float], list[float]]:
-    """Return the gate and the largest exponent of the faulty kernel at each stop of f."""
-    gates = [_g(f) for f in _F]
-    exponents = gate_drift.exponents("gsa", torch.tensor(gates)[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
-    return gates, exponents.flatten().tolist()
+def _exponents() -> tuple[np.ndarray, np.ndarray]:
+    """Return the gate and the largest exponent of the faulty kernel at each stop of f, float32."""
+    gates = torch.tensor([_g(f) for f in _F])
+    exponents = gate_drift.exponents("gsa", gates[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
+    return gates.numpy(), exponents.flatten().float().numpy()
 
 
 def _f_proj(f: float) -> FProjShown:
     x = padding.inputs(gate_drift.T, _g(f))
     runs = {form: padding.run(x, form) for form in ("chunk", "right")}
     computed, true = (run["ds"][0, :, 0].numpy() for run in runs.values())
-    gates, exponents = (torch.tensor(numbers).numpy() for numbers in _exponents())
-    return FProjShown(
-        f,
-        torch.tensor(_F).numpy(),
-        gates,
-        exponents,
-        padding.anchors(gate_drift.T)[0].tokens,
-        gate_drift.LIMIT,
-        padding.CLAMPS["gsa"],
-        computed,
-        true,
-        bool(runs["chunk"]["o"].isfinite().all()),
-    )
+    gate, exponent = (float(numbers[_F.index(f)]) for numbers in _exponents())
+    return FProjShown(f, gate, exponent, computed, true, bool(runs["chunk"]["o"].isfinite().all()))
 
 
 SKETCHES = {
