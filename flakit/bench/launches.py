@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from triton.runtime.jit import JITFunction
 
@@ -43,11 +44,8 @@ def watched(*, run: bool = True) -> Iterator[list[Launch]]:
         looked_up.append(key)
         return look_up(table, key)
 
-    JITFunction.run, Table.__getitem__ = recording_run, recording_look_up
-    try:
+    with patch.object(JITFunction, "run", recording_run), patch.object(Table, "__getitem__", recording_look_up):
         yield launches
-    finally:
-        JITFunction.run, Table.__getitem__ = launch, look_up
 
 
 def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -260,8 +261,5 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         return out
 
     vars(run)["rewrites"] = True  # see `runs_gluon`
-    JITFunction.run = run
-    try:
+    with patch.object(JITFunction, "run", run):
         yield lambda: bool(running)
-    finally:
-        JITFunction.run = original

@@ -10,11 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class InterpreterWatch:
         self._sites: dict = {}
         self._places: dict = {}
         self._accesses: dict = {}
-        self._replaced: list[tuple[object, str, object]] = []
+        self._replaced = ExitStack()
         self._folders = (str(Path(triton.__file__).parent) + os.sep, __file__, DIGITS)
         self._launcher = names.Grid.__call__.__code__
 
@@ -150,12 +151,10 @@ class InterpreterWatch:
             self._replace(self.names.module, "_patch_lang_tensor", self._turning(self.names.module._patch_lang_tensor))
 
     def _replace(self, owner: object, name: str, new: object) -> None:
-        self._replaced.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, new)
+        self._replaced.enter_context(patch.object(owner, name, new))
 
     def remove(self) -> None:
-        while self._replaced:
-            setattr(*self._replaced.pop())
+        self._replaced.close()
 
     def _launching(self, original):
         def call(grid, *args, **kwargs):
