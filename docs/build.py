@@ -111,7 +111,7 @@ def assemble(executed):
     _write(PAGES / "ranks.png", picture.png())
     wanted["casebook.md"] = tables.casebook(wanted["casebook.md"])
     wanted["commands.md"] = tables.commands(wanted["commands.md"])
-    wanted |= tables.api() | tables.results(ROOT) | tables.sources(ROOT, files)
+    wanted |= tables.api(ROOT) | tables.results(ROOT) | tables.sources(ROOT, files)
     for file, text in wanted.items():
         _write(PAGES / file, text)
     for picture in (NOTEBOOKS / "images").iterdir():

@@ -1,17 +1,18 @@
 """Pages made from what flakit knows of itself: its functions, its casebook, its recorded measurements, its sources."""
 
+import fnmatch
 import html
 import inspect
 import json
 import re
+from importlib import import_module
 from itertools import starmap
 from pkgutil import resolve_name
 
 import typer
 
-import flakit
 from docs.docstrings import entry, escaped
-from flakit import cli, panels
+from flakit import cli
 from flakit.bench import simulate
 from flakit.bench.messages import SIZES, fit
 from flakit.cases.fingerprint import SHORT, TENSORS, fingerprint
@@ -22,72 +23,27 @@ from flakit.numerics import recorded
 from flakit.numerics.words import number
 from flakit.numerics.work import in_short
 
-OPERATORS = " ".join(name for name in flakit.__all__ if name.startswith(("chunk_", "fused_")))
-API = {
-    "operators": (
-        "Operators",
-        "Each operator in two forms, RWKV7 also by the arguments of its model, and what goes into them. What "
-        "they have in common is said on [Operators](../operators.md).",
-        {"flakit": f"{OPERATORS} log_decay inputs checked in_place_of_fla"},
-    ),
-    "models": (
-        "Models",
-        "Language models on the operators. [Models](../models.md) shows their use.",
-        {
-            "flakit.models": "LanguageModel generate pad loss sum_gradients LanguageModel.forward",
-            "flakit": "convert.model_from convert.weights_of "
-            "convert.state_from convert.state_of convert.log_decay_from",
-        },
-    ),
-    "instruments": (
-        "Instruments",
-        "For kernels and models of your own. [Instruments](../instruments.md) has the same from the command line.",
-        {
-            "flakit": "audit describe trace sweep compare headroom watch",
-            "flakit.models": "recorded",
-            "flakit.instruments.testing": "audited",
-        },
-    ),
-    "panels": (
-        "Panels",
-        "Each returns a widget to show as the last line of a notebook's cell. It is live in JupyterLab and a plain "
-        "picture wherever no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, "
-        "`panel.as_python()` a script.",
-        {"flakit.panels": " ".join(panels.__all__)},
-    ),
-    "numerics": (
-        "Numerics",
-        "What lessons, tests and panels measure with.",
-        {
-            "flakit.numerics.evaluate": "evaluate truth",
-            "flakit.numerics.errors": "compare relative_l2",
-            "flakit.numerics.gradients": "gradient_rows",
-            "flakit.numerics.recorded": "read write",
-            "flakit.numerics.table": "Table pivot",
-        },
-    ),
-    "course": (
-        "Course",
-        "What lessons ask of a learner, and what a learner keeps.",
-        {"flakit.course": "check predict mine.add mine.take mine.show progress"},
-    ),
-}
-"""By page: its title, the words before its entries, and these by the module that has them."""
+ENTRIES = re.compile(r"^\{\{([\w.]+): (.+)\}\}$", re.M)
+"""On a page of docs/api: the functions and classes that it describes, {{module: names or patterns of its names}}."""
 
 
 def documented(page):
     """{its full name: what a page of the API describes}"""
-    *_, modules = API[page]
-    names = [(module, name) for module, names in modules.items() for name in names.split()]
-    return {f"{module}.{name}": resolve_name(f"{module}:{name}") for module, name in names}
+    things = {}
+    for module, patterns in ENTRIES.findall(page):
+        public = getattr(import_module(module), "__all__", ())
+        names = [name for pattern in patterns.split() for name in fnmatch.filter(public, pattern) or [pattern]]
+        things |= {f"{module}.{name}": resolve_name(f"{module}:{name}") for name in names}
+    return things
 
 
-def api():
+def api(root):
     """{page: its markdown}"""
-    return {
-        f"api/{page}.md": f"# {title}\n\n{words}\n\n" + "\n".join(starmap(entry, documented(page).items()))
-        for page, (title, words, _) in API.items()
-    }
+
+    def entries(match):
+        return "\n".join(starmap(entry, documented(match[0]).items()))
+
+    return {f"api/{path.name}": ENTRIES.sub(entries, path.read_text()) for path in (root / "docs" / "api").glob("*.md")}
 
 
 def casebook(head):
@@ -187,23 +143,9 @@ def results(root):
         listed.append((f"[{path.stem}]({path.stem}.md)", _first_sentence(about), device, day, len(rows)))
     table = _lines(("file", "what it is", "measured on", "day", "rows"), listed)
     names = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in pages)
-    pages["results/index.md"] = (
-        "# Recorded measurements\n\n"
-        "What was measured on a machine that a reader may not have, kept with the day, the versions and the command "
-        "that remakes it. Lessons and panels show these numbers where there is no GPU, always labelled as recorded; "
-        f"`flakit.numerics.recorded.read` gives them to a script:\n\n{EXAMPLE}\n\n{table}\n\n"
-        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
-    )
+    page = (root / "docs" / "results" / "index.md").read_text()
+    pages["results/index.md"] = page.replace("{{table}}", table).replace("{{names}}", names)
     return pages
-
-
-EXAMPLE = """```python
-from flakit.numerics import recorded
-
-table = recorded.read("h200_rwkv6_gradients")
-print(table.label)
-print(table.select(dtype="bfloat16", tensor="dw")[0])
-```"""
 
 
 def _sections(readme):

@@ -237,14 +237,14 @@ PAGES = {
     page.relative_to(ROOT).as_posix(): page
     for page in [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "data").glob("*.md"),
         *(ROOT / "flakit").rglob("*.md"),
         ROOT / "notebooks" / "glossary.md",
     ]
 }
-ON_THE_SITE = {"results/": ("data/", ".json"), "notebooks/solutions/index": ("notebooks/solutions", ""), "api/": None}
-"""Of links that exist on the site alone: the file that a page is built from, if there is one."""
+ON_THE_SITE = {"results/": ("data/", ".json"), "notebooks/solutions/index": ("notebooks/solutions", "")}
+"""Of links that exist on the site alone: the file that a page is built from."""
 GENERATED = {"times.png", "ranks.png"}  # pictures that `make site` draws
 OF_THE_READER = {
     "my_kda.py",
@@ -272,11 +272,9 @@ def target(page, link):
     """The file that a relative link leads to."""
     if page.parent != ROOT / "docs" or (page.parent / link).exists() and not link.startswith("../"):
         return page.parent / link
-    for start, source in ON_THE_SITE.items():
+    for start, (folder, ending) in ON_THE_SITE.items():
         if link.startswith(start):
-            folder, ending = source or ("docs/tables.py", "")
-            name = link.removeprefix(start).removesuffix(".md")
-            return ROOT / (f"{folder}{name}{ending}" if ending else folder)
+            return ROOT / f"{folder}{link.removeprefix(start).removesuffix('.md')}{ending}"
     return ROOT / link  # docs/ and the folders beside it stand in one folder of the site
 
 
