@@ -7,7 +7,6 @@ that dies or hangs sends nothing. Then the pair ends both, and the next setting 
 """
 
 import contextlib
-import io
 import os
 import pickle
 import signal
@@ -128,7 +127,7 @@ class Pair:
             self._start()
         for end, task in zip(self.ends, tasks, strict=True):
             with contextlib.suppress(OSError):  # of a dead process `_receive` hears
-                end.send_bytes(_to_bytes((what, task)))
+                end.send_bytes(pickle.dumps((what, task)))
         slow = self.device != "cpu" or interpreted()
         return self._receive(PATIENCE_WITH_KERNELS if slow else PATIENCE, some)
 
@@ -169,7 +168,7 @@ class Pair:
             ready: list[Any] = connection.wait(list(waiting), timeout=max(0.0, min(left, 0.1)))
             for end in ready:
                 try:
-                    answers[waiting[end]] = _from_bytes(end.recv_bytes())
+                    answers[waiting[end]] = pickle.loads(end.recv_bytes())
                 except (EOFError, OSError):
                     self._fail_dead(waiting[end])
                 if answers[waiting[end]][0] != "done" or some and answers[waiting[end]][1]:
@@ -242,16 +241,6 @@ def _join(op: Operator, setting: Setting, runs: Sequence[Ran]) -> Ran:
     return Ran(values, cut_off, all(ran.missing_state for ran in runs))
 
 
-def _to_bytes(x: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(x, file)
-    return file.getvalue()
-
-
-def _from_bytes(x: bytes) -> Any:
-    return torch.load(io.BytesIO(x), weights_only=False)
-
-
 # --- in the process of a rank ----------------------------------------------------------------------------------------
 
 
@@ -279,15 +268,15 @@ def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.
             "gloo" if device == "cpu" else "nccl", store=store, rank=rank, world_size=RANKS, timeout=late
         )
     except (Exception, SystemExit) as error:
-        end.send_bytes(_to_bytes(("broken", (False, f"it raised {words_of(error)}"))))
+        end.send_bytes(pickle.dumps(("broken", (False, f"it raised {words_of(error)}"))))
         return
-    end.send_bytes(_to_bytes(("done", True)))
+    end.send_bytes(pickle.dumps(("done", True)))
     while True:
         try:
-            asked, task = _from_bytes(end.recv_bytes())
+            asked, task = pickle.loads(end.recv_bytes())
         except (EOFError, OSError):
             return
-        end.send_bytes(_to_bytes(_answer(subject, rank, device, asked, task)))
+        end.send_bytes(pickle.dumps(_answer(subject, rank, device, asked, task)))
 
 
 def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
