@@ -51,20 +51,15 @@ def kernel_environment():
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
-def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):
+def run(path, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):
     """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
 
-    before: the path of another that runs first in the same kernel, so that this one finds all that it left behind.
     change: what is done to the notebook before it runs. timeout: of a cell, in seconds. mine: the folder that gets the
     functions which building exercises keep; one of its own, empty and soon gone, where it is None.
     FLAKIT_KERNELS names another kernel manager, "module:class": the tests' kernels start at once.
     Raises nbclient's CellExecutionError, which shows the cell and its traceback.
     """
     done = change(read(path))
-    own = len(done.cells)
-    if before is not None:
-        move = nbformat.v4.new_code_cell(f"import os\nos.chdir({str(path.parent)!r})")
-        done.cells = [*read(before).cells, move, *done.cells]
     with tempfile.TemporaryDirectory() as folder:
         # Files for sockets: of two kernels that start at once, one may find the port taken that it was promised.
         sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
@@ -76,8 +71,7 @@ def run(path, before=None, change=lambda notebook: notebook, timeout=CELL_TIMEOU
             record_timing=False,
             shutdown_kernel="immediate",  # one that goes by itself takes two seconds more
             config=Config({"KernelManager": sockets}),
-            resources={"metadata": {"path": str((before or path).parent)}},
+            resources={"metadata": {"path": str(path.parent)}},
         )
         client.execute(env={**kernel_environment(), "FLAKIT_MINE": str(mine or os.path.join(folder, "mine"))})
-    done.cells = done.cells[-own:]
     return done

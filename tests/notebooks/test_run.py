@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from docs.claims import broken, with_probes
-from docs.lessons import LESSONS, SOLUTIONS, name, run
+from docs.lessons import LESSONS, SOLUTIONS, name, read, run
 from tests.browser.lab import CHROMIUM
 
 pytestmark = pytest.mark.notebook
@@ -20,7 +20,14 @@ def test_runs_and_says_what_it_computed(path):
 @pytest.mark.skipif(CHROMIUM is not None, reason="tests/browser/test_every_notebook.py does it in JupyterLab")
 @pytest.mark.parametrize("solutions", SOLUTIONS, ids=name)
 def test_solutions_run_and_the_lesson_again_after_them(solutions):
-    run(solutions.parents[1] / solutions.name, before=solutions)
+    lesson = solutions.parents[1] / solutions.name
+
+    def with_lesson(notebook):
+        move = nbformat.v4.new_code_cell(f"import os\nos.chdir({str(lesson.parent)!r})")
+        notebook.cells += [move, *read(lesson).cells]
+        return notebook
+
+    run(solutions, change=with_lesson)
 
 
 @pytest.mark.full
