@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from flakit.numerics import recorded
-from flakit.numerics.evaluate import cotangents, truth
+from flakit.numerics.evaluate import cotangents, evaluate, truth
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS, operator
 
@@ -72,23 +72,16 @@ def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tupl
 
     ends = [round(tokens * (r / ranks) ** 1.5) for r in range(ranks + 1)]  # of unlike length
     own = slice(ends[rank], ends[rank + 1])
-    leaves = {
-        name: (x[:, own] if name in kind.sequences else x).detach().clone().requires_grad_()
-        for name, x in kind.leaves(whole).items()
-    }
-    run = kind.forms["chunk"]
-    more = {"group": dist.group.WORLD} if ranks > 1 else {}
-    o, final = run(**kind.arguments(leaves, whole), output_final_state=True, **more)
+    part = {name: x[:, own].contiguous() if name in kind.sequences else x for name, x in whole.items()}
+    part |= {"group": dist.group.WORLD} if ranks > 1 else {}
     do, dfinal = arriving
-    outputs, cotangent = (o, *kind.parts(final)), (do[:, own], *kind.parts(dfinal))
     if rank < ranks - 1:  # where the sequence does not end, nothing arrives at the final state
-        cotangent = (cotangent[0], *(torch.zeros_like(x) for x in cotangent[1:]))
-    grads = dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), cotangent), strict=True))
+        dfinal = kind.state([torch.zeros_like(x) for x in kind.parts(dfinal)])
+    results = evaluate(kind, part, arriving=(do[:, own], dfinal))
 
-    results = {"o": o.detach()} | {f"d{name}": x for name, x in grads.items()}
     worst = {}
-    for name, x in results.items():
-        true = expected[name]
+    for name in ("o", *(f"d{name}" for name in kind.leaves(whole))):
+        x, true = results[name], expected[name]
         if name == "o" or name[1:] in kind.sequences:
             worst[name] = _relative(x.double() - true[:, own], true[:, own])
         else:  # a sum over ranks is what one process has

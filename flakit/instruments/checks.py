@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..numerics.errors import compare
+from ..numerics.mutation import touched
 from ..numerics.operators import Operator
 from .call import Ran
 from .examiner import Examiner
@@ -167,24 +168,14 @@ def causal(x: Examiner, setting: Setting) -> Finding:
 def unchanged(x: Examiner, setting: Setting) -> Finding:
     """The subject writes neither to its inputs nor to arriving gradients."""
     setting, op = x.resolved(setting), x.op
-    seen, before = {}, {}
-
-    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-        do, dstate = arriving
-        for name, y in {**op.leaves(inputs), "do": do, "cu_seqlens": inputs.get("cu_seqlens")}.items():
-            if y is not None:
-                seen[name], before[name] = y, y.detach().clone()
-        return inputs, arriving
-
-    x.run(setting, prepare=prepare)
-    shares = {}
-    for name, y in seen.items():
-        differs = (y.detach() != before[name]) & ~(y.detach().isnan() & before[name].isnan())
-        shares[name] = differs.double().mean().item()
-    name = max(shares, key=shares.__getitem__)
-    kind = "changed" if shares[name] else "fine"
-    words = f"{100 * shares[name]:.3g}% of {name} changed" if shares[name] else "inputs are as they were"
-    return Finding(setting, kind, name if shares[name] else "", shares[name], 0.0, words)
+    inputs, arriving = setting.laid_out(*setting.make(op, x.device), op)
+    tensors = {**op.leaves(inputs), "do": arriving[0], "cu_seqlens": inputs.get("cu_seqlens")}
+    report = touched(lambda **_: x.run(setting, prepare=lambda *_: (inputs, arriving)), tensors)
+    worst = max(report, key=lambda y: y.share)
+    if not worst.changed:
+        return Finding(setting, "fine", "", 0.0, 0.0, "inputs are as they were")
+    words = f"{100 * worst.share:.3g}% of {worst.name} changed"
+    return Finding(setting, "changed", worst.name, worst.share, 0.0, words)
 
 
 def apart(x: Examiner, setting: Setting) -> Finding:

@@ -78,16 +78,14 @@ class Subject:
             self.source += adapter_source or import_of(adapter, "adapter")
         self.original, self.adapter, self.adapted = function, adapter, adapter is not None
         self.style, self.patient = "tuple", True
-        self.by_name, self.named = self._signature()
         parameters = parameters_of(self.function)
+        self.by_name, self.named = self._signature(parameters)
         self.taken, decay = frozenset(parameters), parameters.get(self.op.decay)
         self.without_decay = decay is not None and decay.default is None
 
-    def _signature(self) -> tuple[bool, frozenset[str]]:
+    def _signature(self, parameters: Mapping[str, inspect.Parameter]) -> tuple[bool, frozenset[str]]:
         """Whether to pass the tensors by name, and which of `OPTIONS` the callable takes."""
-        try:
-            parameters = inspect.signature(self.function).parameters
-        except (TypeError, ValueError):
+        if not parameters:  # nothing is known of it
             return False, frozenset(OPTIONS)
         if self.adapted:
             taken = {name for name, x in parameters.items() if x.kind is not x.POSITIONAL_ONLY}
