@@ -74,11 +74,6 @@ class Rounds:
             spreads.append(Spread(place, operation, apart))
         return cls(runs, sorted(spreads, key=lambda x: -x.spread), repeatable)
 
-    def at(self, line: int, operation: str = "") -> float:
-        """The spread of a line of the source: of one operation, or of the worst."""
-        spreads = [x.spread for x in self.spreads if x.place.line == line and operation in ("", x.operation)]
-        return max(spreads, default=0.0)
-
     def to_dict(self) -> dict:
         return {
             "runs": self.runs, "repeatable": self.repeatable,

@@ -262,9 +262,10 @@ def _missing(runner: Runner, learnt: Learnt) -> None:
         setting = learnt.resolved(setting)
         ran = _tried(runner, setting)
         if isinstance(ran, Ran):
-            learnt.known |= dict.fromkeys(ran.cut_off, "cut off")
-            true = truth_of(learnt.op, setting, runner.device, learnt.power).values
-            learnt.known |= {name: "missing" for name, y in ran.values.items() if y is None and true[name].any()}
+            none = (
+                x.tensor for x in _findings(runner, setting, ran, learnt.power, finite=True) if x.kind == "no gradient"
+            )
+            learnt.known |= {name: "cut off" if name in ran.cut_off else "missing" for name in none}
             return
 
 
