@@ -1,9 +1,9 @@
-"""A case's knobs: the keyword arguments of its `at`, read from its signature.
+"""A case's knobs: the keyword arguments of its `show`, read from its signature.
 
 Each knob's values are declared with its type, and nowhere else:
 
-    def at(*, w: Annotated[float, DECAY] = -8.0, block: Annotated[int, Range(2, 64)] = 16,
-           mask: Annotated[str, MASKS] = "where", exclusive: bool = False) -> list[Row]:
+    def show(*, w: Annotated[float, DECAY] = -8.0, block: Annotated[int, Range(2, 64)] = 16,
+             mask: Annotated[str, MASKS] = "where", exclusive: bool = False) -> Shown:
 """
 
 import inspect
@@ -91,10 +91,10 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 _FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], type(None): {"none": None}.__getitem__}
 
 
-def knobs_of(at: Callable) -> dict[str, Knob]:
-    """Return the knobs of a case's `at`, by name."""
-    hints, knobs = typing.get_type_hints(at, include_extras=True), {}
-    for name, parameter in inspect.signature(at).parameters.items():
+def knobs_of(show: Callable) -> dict[str, Knob]:
+    """Return the knobs of a case's `show`, by name."""
+    hints, knobs = typing.get_type_hints(show, include_extras=True), {}
+    for name, parameter in inspect.signature(show).parameters.items():
         hint, choices, numbers = hints[name], (), None
         if typing.get_origin(hint) is typing.Annotated:
             for metadata in hint.__metadata__:

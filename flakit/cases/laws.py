@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,13 @@ class Row(NamedTuple):
             return abs(measured) <= 1e-6
         low, high = sorted((abs(law), abs(measured)))
         return law * measured > 0 and high < math.inf and high <= (1 + self.within) * low
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One setting of a case's knobs: its numbers. Each case's `Shown` adds the arrays of its picture."""
+
+    rows: list[Row]
 
 
 def kernel_place() -> tuple[str, str]:

@@ -3,8 +3,8 @@
     CASES["anchor"].reproduce()                     the numbers of the story, predicted and measured
     CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
 
-A case's module has the fault beside the right form, `law`, `reproduce()`, `at(**knobs)` and `show(**knobs)`, the
-arrays of its picture; its submodule `picture` is a `PictureModule`. Modules are imported on first use.
+A case's module has the fault beside the right form, `law`, `reproduce()`, and `show(**knobs)`: one setting's numbers
+and the arrays of its picture. Its submodule `picture` is a `PictureModule`. Modules are imported on first use.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..language import Words
 from .device import on_cpu
 from .knobs import Knob, knobs_of
-from .laws import Row
+from .laws import Measured, Row
 
 if TYPE_CHECKING:  # a case runs without matplotlib
     from ..figures.drawing import Drawing
@@ -33,7 +33,7 @@ class PictureModule(Protocol):
     ON_VIEW: tuple[str, ...]
     """The knobs shown first; the others are folded under "more". The first one is played."""
     LINE: str
-    """A part of the name of the row of `at` that the panel quotes."""
+    """A part of the name of the row that the panel quotes."""
     PRESETS: Mapping[str, Mapping]
     """Settings of the knobs by the words of their buttons: what works, what breaks, what repairs it."""
     Picture: "type[Drawing]"
@@ -70,8 +70,8 @@ class Case:
 
     @cached_property
     def knobs(self) -> dict[str, Knob]:
-        """The keyword arguments of `at`, each with its range and default."""
-        return knobs_of(self.module.at)
+        """The keyword arguments of `show`, each with its range and default."""
+        return knobs_of(self.module.show)
 
     def reproduce(self) -> list[Row]:
         """Return the numbers of the story, predicted and measured."""
@@ -80,12 +80,16 @@ class Case:
 
     def at(self, **knobs) -> list[Row]:
         """Return prediction and measurement at one setting. ValueError for an unknown knob or an invalid value."""
+        return self.show(**knobs).rows
+
+    def show(self, **knobs) -> Measured:
+        """Return the same with the arrays of the picture."""
         for name, value in knobs.items():
             knob = self._knob(name)
             if not knob.fits(value):
                 raise ValueError(f"{name}: expected {knob.expects}, got {value!r}")
         with on_cpu():
-            return self.module.at(**knobs)
+            return self.module.show(**knobs)
 
     def parse(self, texts: Mapping[str, str]) -> dict:
         """Parse knobs from strings, as on a command line. ValueError for an unknown knob or an invalid value."""

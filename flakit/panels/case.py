@@ -23,7 +23,7 @@ WORDS = Words() | {
 
 
 class CasePanel(Panel):
-    """The knobs are those of the case's `at`: sliders for ranges, lists for choices, boxes for yes and no.
+    """The knobs are those of the case's `show`: sliders for ranges, lists for choices, boxes for yes and no.
 
     The case's `PictureModule` draws and describes the result of `show(**knobs)`.
     """
@@ -66,7 +66,7 @@ class CasePanel(Panel):
         return {name: knobs.number(value, numbers.low, numbers.high, label, numbers.step, numbers.log)}
 
     def _arguments(self, setting: dict) -> dict:
-        """Return the setting as arguments of the case's `at`."""
+        """Return the setting as arguments of the case's `show`."""
         if "profile" in setting:
             setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
         optional = {name for name, knob in self.case.knobs.items() if type(None) in knob.kinds}
@@ -74,27 +74,25 @@ class CasePanel(Panel):
         return {name: None if name in optional and x == knobs.NONE else x for name, x in values.items()}
 
     def compute(self, **setting):
-        arguments = self._arguments(setting)
-        return self.case.at(**arguments), self.case.module.show(**arguments)
+        return self.case.show(**self._arguments(setting))
 
     def draw(self, result, **_) -> None:
         picture = self._picture()
-        picture.update(result[1])
+        picture.update(result)
         self.canvas = picture.canvas
 
     def _picture(self):
         return self.figure(self.case.picture.Picture)
 
     def describe(self, result, **_) -> str:
-        rows, shown = result
         inf = self._words.get("inf") or say("never")
-        return f"{self._picture().say(shown)}\n{law_and_measurement(rows, self.case.picture.LINE, inf=inf)}"
+        return f"{self._picture().say(result)}\n{law_and_measurement(result.rows, self.case.picture.LINE, inf=inf)}"
 
     def arithmetic(self, result, cell: Cell, **_) -> str | None:
-        return self._picture().arithmetic(result[1], cell)
+        return self._picture().arithmetic(result, cell)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        return self._picture().beside(self.result[1], cell)
+        return self._picture().beside(self.result, cell)
 
     def script(self, **setting) -> str:
         arguments = ", ".join(f"{name}={literal(x)}" for name, x in self._arguments(setting).items())

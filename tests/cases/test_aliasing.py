@@ -72,7 +72,8 @@ def test_reproduce(backend):
 @pytest.mark.parametrize("in_place", [True, False], ids=["as it was", "right"])
 def test_shows_what_is_measured(in_place):
     knobs = {"in_place": in_place, "calls": 4, "K": 5, "V": 3, "M": 2, "seed": 1}
-    shown, (changed, counted, off) = case.show(**knobs), case.at(**knobs)
+    shown = case.show(**knobs)
+    changed, counted, off = shown.rows
     assert shown.off[-1].item() == off.measured and shown.law[-1].item() == off.law
     assert shown.counted == counted.measured == 0
     assert torch.equal(shown.states[0], case.inputs(K=5, V=3, M=2, seed=1)["initial_state"][0][0, 0])

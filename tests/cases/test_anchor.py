@@ -401,7 +401,7 @@ def test_bug_a_on_a_gpu():
     ids=lambda x: str(x) if isinstance(x, dict) else " ".join(sorted(x)) or "none",
 )
 def test_one_setting(knobs, lost):
-    rows = anchor.at(**knobs)
+    rows = anchor.show(**knobs).rows
     assert all(row.agrees for row in rows)
     assert {row.what.split()[0] for row in rows if row.measured is False} == lost
     planted = [row._replace(law=row.law * 87.34 / 88.72) for row in rows if row.what.endswith("|w|")]
@@ -409,7 +409,7 @@ def test_one_setting(knobs, lost):
 
 
 def test_no_decay_at_all_loses_nothing():
-    assert all(row.agrees and row.measured for row in anchor.at(w=0.0) if " finite at " in row.what)
+    assert all(row.agrees and row.measured for row in anchor.show(w=0.0).rows if " finite at " in row.what)
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def drawn(**setting):
 @pytest.mark.parametrize("setting", [{}, REPAIR, {"scheme": "none", "row": None, "w": -1.4}, {"op": "rwkv7"}], ids=str)
 def test_it_shows_what_is_measured(setting):
     _, shown = drawn(**setting)
-    said = {row.what.split()[0]: row.measured for row in anchor.at(**BUG | setting) if " finite at " in row.what}
+    said = {row.what.split()[0]: row.measured for row in anchor.show(**BUG | setting).rows if " finite at " in row.what}
     assert said == shown.finite
     for name, finite in shown.finite.items():
         if name in shown.nan:

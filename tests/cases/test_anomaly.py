@@ -18,11 +18,11 @@ def test_law_says_what_is_named(form, op):
     for T in (64, 100, 120):
         limit = min(padding.law(T, form), 50.0)
         for gate in (-0.99 * limit, -1.01 * limit):
-            assert case.at(T=T, gate=gate, op=op, form=form)[0].agrees, (T, gate)
+            assert case.show(T=T, gate=gate, op=op, form=form).rows[0].agrees, (T, gate)
 
 
 def test_a_wrong_law_is_rejected():
-    row = case.at(T=120, gate=-1.86)[0]
+    row = case.show(T=120, gate=-1.86).rows[0]
     assert row.agrees and row.measured == "output 3, ds"
     assert not row._replace(law="output 4, dg").agrees  # the gate's gradient is NaN too, but not the first
     assert not row._replace(law=case.law(120, -1.84)).agrees
@@ -98,7 +98,7 @@ def drawn(**setting):
 @pytest.mark.parametrize("setting", [{}, {"op": "rwkv6"}, {"gate": -1.84}, {"form": "right", "gate": -50.0}], ids=str)
 def test_it_shows_what_is_measured(setting):
     _, shown = drawn(**setting)
-    said, first, o = case.at(**NAMED | setting)
+    said, first, o = case.show(**NAMED | setting).rows
     assert said.measured == shown.words
     assert first.measured == next((each.name for each in shown.operations if each.made), case.NOTHING)
     assert o.measured == (shown.nan["o"] + shown.inf["o"] == 0).all()

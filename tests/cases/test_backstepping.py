@@ -21,7 +21,7 @@ def shown(w=-1.0, chunk=16, op="rwkv7", rebuilt="by division", seed=0):
 @pytest.mark.parametrize("op", case.SUMS)
 @pytest.mark.parametrize("w", [-0.1, -case.STRONGEST, -1.0, -1.5, -5.0])
 def test_law_says_how_far_a_row_is_off(op, w):
-    assert all(row.agrees is not False for row in case.at(w=w, op=op))
+    assert all(row.agrees is not False for row in case.show(w=w, op=op).rows)
     off, steps = shown(w, op=op).by_steps, range(1, 17)
     expected = torch.tensor([case.grown(w, n, op) for n in steps])
     beyond = expected > 1e-5

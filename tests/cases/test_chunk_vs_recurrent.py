@@ -79,7 +79,7 @@ def test_four_anonymous_pairs_are_told_apart_by_what_a_factor_leaves():
 
 
 def test_a_setting():
-    rows = case.at(scale=False, precision=True, T=256, K=32, V=8)
+    rows = case.show(scale=False, precision=True, T=256, K=32, V=8).rows
     assert all(row.agrees is not False for row in rows)
     assert [row.what for row in rows if row.measured is False] == ["dw: one factor explains it"]
 
@@ -90,10 +90,10 @@ CAUSES = [{}, {"scale": True}, {"aliasing": True}, {"precision": True}, {"scale"
 @pytest.mark.parametrize("causes", CAUSES, ids=lambda causes: "+".join(causes) or "none")
 def test_shows_what_is_measured(causes):
     knobs = dict.fromkeys(("scale", "aliasing", "precision"), False) | causes | {"T": 80, "K": 16, "V": 8, "seed": 1}
-    rows, shown, picture = case.at(**knobs), case.show(**knobs), Picture(6.0)
+    shown, picture = case.show(**knobs), Picture(6.0)
     x = case.inputs(B=1, T=80, H=2, K=16, V=8, seed=1)
     found = case.switches(x, **causes, seed=1)
-    for row in rows:
+    for row in shown.rows:
         name = row.what.split(":")[0]
         assert row.agrees is not False and found[name] == shown.fits[name]
         assert found[name] == case.ratio(shown.chunk[name], shown.recurrent[name])
@@ -102,7 +102,7 @@ def test_shows_what_is_measured(causes):
     picture.update(shown)
     said = picture.say(shown)
     assert (" 4 times above" in said) == (shown.law > 1) == ("scale" in causes)
-    explained = {row.what.split(":")[0] for row in rows if row.measured is True}
+    explained = {row.what.split(":")[0] for row in shown.rows if row.measured is True}
     assert ("are clouds" in said) == ("o" not in explained) and ("dw leaves its line" in said) == (
         "precision" in causes
     )

@@ -41,7 +41,7 @@ def test_all_rows_of_the_story_agree(rows):
 @pytest.mark.parametrize("setting", [("rwkv6-wide", 256), ("gsa", 256), ("rwkv6-init", 512)], ids=str)
 def test_law_for_any_decay(setting):
     decay, T = setting
-    row = next(row for row in case.at(decay=decay, T=T) if row.what.endswith("identity-rounded"))
+    row = next(row for row in case.show(decay=decay, T=T).rows if row.what.endswith("identity-rounded"))
     assert row.agrees and not row._replace(law=2 * row.law).agrees
     w = flakit.inputs("rwkv6", T=T, H=2, K=64, decay=decay)["w"]
     assert case.law_for(torch.full_like(w, -1.0)) == pytest.approx(case.law(-1.0, T), rel=0.02)
@@ -164,8 +164,8 @@ def test_running_sums_beside_the_operators_own_dw():
 def test_shows_what_is_measured(how):
     decay, rounding = how
     knobs = {"decay": decay, "rounding": rounding, "T": 128, "seed": 1}
-    shown, rows = case.show(**knobs), case.at(**knobs)
-    for row in rows:
+    shown = case.show(**knobs)
+    for row in shown.rows:
         name = row.what.split(": ")[1]
         assert shown.errors[name] == row.measured
         assert shown.laws.get(name, math.nan) == pytest.approx(row.law, nan_ok=True)

@@ -37,19 +37,19 @@ ERRORS = {  # by case: (a call, and the error)
         ),
         (lambda case: case.exponents(X, "none", index=2), "index: expected a chunk 0 … 1, got 2"),
         (lambda case: case.exponents(X, "none", query="a"), "query: expected one of r for rwkv6, got 'a'"),
-        (lambda case: case.at(w=1.0), r"w: expected a finite natural-log decay <= 0, got 1\.0"),
-        (lambda case: case.at(row=64, T=64), "row: expected a token 0 … 63, got 64"),
+        (lambda case: case.show(w=1.0), r"w: expected a finite natural-log decay <= 0, got 1\.0"),
+        (lambda case: case.show(row=64, T=64), "row: expected a token 0 … 63, got 64"),
     ],
     "backstepping": [
         (lambda case: case.law(rebuilt="again"), "rebuilt: expected one of by division, forward again, got 'again'"),
     ],
-    "blind_measure": [(lambda case: case.at(size=65), "size: expected a multiple of 64, got 65")],
+    "blind_measure": [(lambda case: case.show(size=65), "size: expected a multiple of 64, got 65")],
     "chunk_vs_recurrent": [
         (lambda case: case.ratio(ONES[:2], ONES), r"got: expected \[3\] like other, got \[2\]"),
         (lambda case: case.ratio(ONES, 0 * ONES), "expected values other than zero"),
     ],
     "clamping": [
-        (lambda case: case.at(anchor=17), "anchor: expected a token 0 ... 15, or 16 for behind the last, got 17"),
+        (lambda case: case.show(anchor=17), "anchor: expected a token 0 ... 15, or 16 for behind the last, got 17"),
     ],
     "decay_gradient": [
         (lambda case: case.law(0.0, 64), r"w: expected a natural-log decay < 0, got 0\.0"),
@@ -72,8 +72,8 @@ ERRORS = {  # by case: (a call, and the error)
         (lambda case: case.known("last"), 'upto: expected the number of a lesson such as "05"'),
     ],
     "future_anchor": [
-        (lambda case: case.at(P=16), "P: expected a token 0 ... 15, got 16"),
-        (lambda case: case.at(anchor="last"), "anchor: expected one of middle, first, pair, got 'last'"),
+        (lambda case: case.show(P=16), "P: expected a token 0 ... 15, got 16"),
+        (lambda case: case.show(anchor="last"), "anchor: expected one of middle, first, pair, got 'last'"),
     ],
     "gate_drift": [
         (lambda case: case.drift("rwkv7"), "op: expected one of gsa, rwkv6, attention, got 'rwkv7'"),
@@ -158,9 +158,9 @@ ERRORS = {  # by case: (a call, and the error)
             "memory: expected one of zeros, an earlier tensor, NaN, got 'rust'",
         ),
     ],
-    "weak_test": [(lambda case: case.at(keep=0), "keep: expected at least 1 token, got 0")],
+    "weak_test": [(lambda case: case.show(keep=0), "keep: expected at least 1 token, got 0")],
     "wrong_head_anchor": [
-        (lambda case: case.at(H=0), "H, block: expected at least 1 head and 2 rows, got 0 and 16"),
+        (lambda case: case.show(H=0), "H, block: expected at least 1 head and 2 rows, got 0 and 16"),
     ],
     "zero_key": [(lambda case: case.lengths(ONES, "abs", 1e-6), "way: expected one of")],
 }

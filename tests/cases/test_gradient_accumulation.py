@@ -90,7 +90,7 @@ def test_clipping_spreads_a_nan_and_drops_what_an_inf_leaves():
 
 
 def test_the_law_is_exact_at_one_setting_of_the_knobs():
-    rows = case.at(accumulation=2, contract="uses num_items_in_batch", mixer="attention")
+    rows = case.show(accumulation=2, contract="uses num_items_in_batch", mixer="attention").rows
     assert [row.law for row in rows] == [15 / 16] * 2 and all(row.agrees for row in rows)
 
 
@@ -116,7 +116,7 @@ def drawn(accumulation=4, contract="takes **kwargs", mixer="rwkv7"):
 @pytest.mark.parametrize("contract", case.CONTRACTS)
 def test_it_shows_what_is_measured(contract):
     _, shown = drawn(4, contract)
-    loss, gradient = case.at(accumulation=4, contract=contract)
+    loss, gradient = case.show(accumulation=4, contract=contract).rows
     now = shown.cuts[4]
     assert (loss.measured, gradient.measured) == (now.loss_factor, now.grad_factor)
     assert loss.law == shown.laws[4] and now.loss / shown.plain == now.loss_factor

@@ -9,7 +9,7 @@ import torch
 
 from flakit.cases import inverse as case
 from flakit.cases.decay_gradient import ROUNDINGS
-from flakit.cases.inverse import FORMS, LARGEST, at, errors, invert, law, law_of_range, matrix, onset
+from flakit.cases.inverse import FORMS, LARGEST, errors, invert, law, law_of_range, matrix, onset
 from flakit.figures.canvas import Cell
 from flakit.numerics.errors import compare
 from flakit.numerics.evaluate import truth
@@ -158,7 +158,7 @@ def drawn(**setting):
 @pytest.mark.parametrize("setting", [{}, {"alpha": 1.5, "rounding": "float16"}, {"spread": 0.7, "C": 32}], ids=str)
 def test_it_shows_what_is_measured(setting):
     _, shown = drawn(**setting)
-    product_, blocks, substitution, _ = at(**STORY | setting)
+    product_, blocks, substitution, _ = shown.rows
     said = {"product": product_.measured, "blocks": blocks.measured, "substitution": substitution.measured}
     assert {form: error if error < math.inf else "not finite" for form, error in shown.errors.items()} == said
     assert product_.law == (shown.law if shown.law < math.inf else "not finite")

@@ -8,7 +8,7 @@ import torch
 
 from flakit import chunk_rwkv6
 from flakit.cases import log_space
-from flakit.cases.log_space import FED, GRADIENTS, at, inputs, law, picture, run, show
+from flakit.cases.log_space import FED, GRADIENTS, inputs, law, picture, run, show
 from flakit.figures.canvas import Cell
 from flakit.figures.style import NAN
 from tests.figures.test_plots import has_colour
@@ -98,11 +98,11 @@ def test_the_script_leaves_the_last_token_of_dw_alone():
 
 
 def test_a_setting():
-    rows = {row.what: row for row in log_space.at(fed="sigmoid", bias=1.0, T=128)}
+    rows = {row.what: row for row in log_space.show(fed="sigmoid", bias=1.0, T=128).rows}
     onset = rows["first t with a non-finite state"]
     assert onset.agrees and onset.law < 130 and rows["refused by flakit's operators"].measured
     assert not onset._replace(law=onset.law + 5).agrees
-    assert all(row.agrees is not False for row in log_space.at(fed="-exp", T=40))
+    assert all(row.agrees is not False for row in log_space.show(fed="-exp", T=40).rows)
 
 
 def test_inputs():
@@ -121,19 +121,20 @@ SETTING = dict(fed="sigmoid", bias=0.5, T=160, K=8, dtype="float32", seed=3)
 
 
 def test_it_shows_what_is_measured():
-    shown, rows = show(**SETTING), {row.what: row for row in at(**SETTING)}
+    shown = show(**SETTING)
+    rows = {row.what: row for row in shown.rows}
     assert rows["first t with a non-finite state"][2:4] == (shown.law, shown.onset)
     assert all(rows[f"share of {name} that is finite"].measured == share for name, share in shown.finite.items())
     found = run(inputs("sigmoid", bias=0.5, B=1, T=160, H=2, K=8, seed=3))
-    assert shown.rows.shape == shown.sums.shape == (160, 16)
-    assert torch.equal(shown.rows.amax(1), found.state) and not shown.rows[shown.onset].isfinite().all()
+    assert shown.sizes.shape == shown.sums.shape == (160, 16)
+    assert torch.equal(shown.sizes.amax(1), found.state) and not shown.sizes[shown.onset].isfinite().all()
     assert (shown.sums[-1].diff() <= 0).all()
     assert shown.sums[shown.law].max() > 88.72 > shown.sums[shown.law - 1].max()
 
 
 def test_a_row_of_the_state_grows_like_its_sum_of_w():
     shown = show(**SETTING | {"dtype": "float64"})
-    between = shown.rows[-1].log() - shown.sums[-1]
+    between = shown.sizes[-1].log() - shown.sums[-1]
     assert between.abs().max() < 4 and shown.sums[-1].max() - shown.sums[-1].min() > 8
 
 

@@ -176,7 +176,7 @@ def drawn(**setting):
 
 def test_it_shows_what_is_measured():
     for setting in ({}, {"op": "rwkv6", "T": 76, "gate": -9.0}, {"form": "blocks", "T": 100, "block": 8}):
-        lost, begins, *_ = case.at(**STORY | setting)
+        lost, begins, *_ = case.show(**STORY | setting).rows
         _, shown = drawn(**setting)
         gone = (~shown.gradient.isfinite()).any(0).nonzero()[:, 0] + shown.first
         assert lost.measured == (f"{gone[0]} … {gone[-1]}" if len(gone) else "none")

@@ -16,7 +16,7 @@ from flakit.numerics.inputs import inputs
 def test_law_predicts_what_remains_of_each_gradient(V, block):
     for tensor in ("dr", "dk", "dw"):
         for seed in range(3):
-            (row,) = case.at(V=V, block=block, tensor=tensor, seed=seed)
+            (row,) = case.show(V=V, block=block, tensor=tensor, seed=seed).rows
             assert row.agrees, row
 
 
@@ -29,7 +29,7 @@ WRONG_LAWS = {
 
 @pytest.mark.parametrize("wrong", WRONG_LAWS)
 def test_other_laws_fail(wrong):
-    rows = {n: case.at(V=16 * n, block=16)[0] for n in (1, 2, 4, 8)}
+    rows = {n: case.show(V=16 * n, block=16).rows[0] for n in (1, 2, 4, 8)}
     assert not all(row._replace(law=WRONG_LAWS[wrong](n)).agrees for n, row in rows.items())
 
 
@@ -44,5 +44,5 @@ def test_the_shares_of_all_blocks_are_the_gradients_and_columns_are_right_alone(
 
 
 def test_shares_that_are_added_are_right():
-    (row,) = case.at(V=128, block=16, summed=True)
+    (row,) = case.show(V=128, block=16, summed=True).rows
     assert row.law == row.measured == 0

@@ -119,7 +119,8 @@ SETTINGS = [(name, raw) for name in case.LAYOUTS for raw in (True, False)]
 @pytest.mark.parametrize(("name", "raw"), SETTINGS)
 def test_shows_what_is_measured(name, raw):
     knobs = {"layout": name, "raw": raw, "sequences": 6, "length": 9, "seed": 1}
-    shown, (wrong, missing) = case.show(**knobs), case.at(**knobs)
+    shown = case.show(**knobs)
+    wrong, missing = shown.rows
     assert shown.wrong.double().mean() == wrong.measured and shown.errors.isnan().double().mean() == missing.measured
     offsets = case.offsets(6, 9, seed=1).tolist()
     assert shown.offsets == offsets and shown.read == (case.in_memory(offsets, name) if raw else offsets)

@@ -63,7 +63,7 @@ def test_an_expanded_gradient(op):
 
 @pytest.mark.parametrize("name", case.LAYOUTS)
 def test_shows_what_is_measured(name):
-    (row,) = case.at(layout=name, T=9, H=5, D=2)
+    (row,) = case.show(layout=name, T=9, H=5, D=2).rows
     shown = case.show(layout=name, B=2, T=9, H=5, D=2)
     assert shown.misread == row.measured
     right = (shown.read == shown.meant) & ~shown.neighbour

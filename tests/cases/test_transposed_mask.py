@@ -109,7 +109,7 @@ def test_the_interpreter_refuses_a_rectangular_tile():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_other_error_is_taken_for_the_compilers(backend, monkeypatch):
-    (row,) = case.at(BK=16, BV=64)
+    (row,) = case.show(BK=16, BV=64).rows
     assert row.law == row.measured == "does not compile"
 
     def fails(*_, **__):
@@ -118,7 +118,7 @@ def test_no_other_error_is_taken_for_the_compilers(backend, monkeypatch):
     where = "flakit.cases.transposed_mask" + (".kernel_triton.read_grads" if backend == "triton" else ".tiles")
     monkeypatch.setattr(where, fails)
     with pytest.raises(MemoryError, match="no room"):
-        case.at(BK=16, BV=64)
+        case.show(BK=16, BV=64)
 
 
 @pytest.mark.interpret
@@ -128,7 +128,7 @@ def test_nor_is_another_error_of_the_kernel(monkeypatch):
 
     monkeypatch.setattr("flakit.cases.transposed_mask.kernel_triton.tl.program_id", fails)
     with pytest.raises(Exception, match="no room for a tile"):  # as Triton hands it on
-        case.at(BK=16, BV=64)
+        case.show(BK=16, BV=64)
 
 
 @pytest.mark.full
@@ -182,7 +182,8 @@ SETTINGS = [{}, {"K": 40, "V": 64}, {"K": 64, "V": 64}, {"K": 20, "V": 20}, {"tr
 
 @pytest.mark.parametrize("how", SETTINGS, ids=str)
 def test_shows_what_is_measured(how):
-    (row,), (picture, shown) = case.at(**knobs(**how)), drawn(**how)
+    picture, shown = drawn(**how)
+    (row,) = shown.rows
     said = picture.say(shown)
     assert row.agrees
     if row.law == "does not compile":

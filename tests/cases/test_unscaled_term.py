@@ -12,7 +12,7 @@ SCALES = (2.0**-6, 1 / 8, 0.1, 1.0, 3.0, 2.0**16)
 @pytest.mark.parametrize("way", case.WAYS)
 def test_law_says_how_much_of_the_term_is_left(way):
     for scale in SCALES:
-        (row,) = case.at(scale=scale, way=way)
+        (row,) = case.show(scale=scale, way=way).rows
         assert row.agrees, row
 
 
@@ -25,7 +25,7 @@ WRONG_LAWS = {
 
 @pytest.mark.parametrize("wrong", WRONG_LAWS)
 def test_other_laws_fail(wrong):
-    rows = {scale: case.at(scale=scale)[0] for scale in SCALES}
+    rows = {scale: case.show(scale=scale).rows[0] for scale in SCALES}
     assert not all(row._replace(law=WRONG_LAWS[wrong](scale)).agrees for scale, row in rows.items())
 
 

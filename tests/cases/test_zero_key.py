@@ -12,7 +12,7 @@ from flakit.ops.rwkv7 import chunk_rwkv7
 @pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-2])
 def test_law_says_by_how_much_the_gradient_grows(way, eps):
     for length in (1e-14, 1e-9, 1e-4, 1.0, 10.0):
-        (row,) = case.at(length=length, way=way, eps=eps)
+        (row,) = case.show(length=length, way=way, eps=eps).rows
         assert row.agrees, row
 
 
@@ -25,7 +25,7 @@ WRONG_LAWS = {
 
 @pytest.mark.parametrize("wrong", WRONG_LAWS)
 def test_other_laws_fail(wrong):
-    rows = {x: case.at(length=x, eps=1e-6)[0] for x in (1e-9, 1e-4, 1e-1)}
+    rows = {x: case.show(length=x, eps=1e-6).rows[0] for x in (1e-9, 1e-4, 1e-1)}
     assert not all(row._replace(law=WRONG_LAWS[wrong](x, 1e-6)).agrees for x, row in rows.items())
 
 

@@ -36,7 +36,7 @@ def test_a_name_may_have_hyphens():
 
 def test_shows_what_the_case_says(panel):
     rows = panel.case.at()
-    measured, _ = panel.result
+    measured = panel.result.rows
     assert len(rows) == len(measured)
     assert all(same(x, y) for got, row in zip(measured, rows, strict=True) for x, y in zip(got, row, strict=True))
     judged = sum(row.agrees is not None for row in rows)
@@ -125,7 +125,7 @@ def other(knob):
 
 def test_script_prints_what_the_panel_says(panel):
     assert printed(panel).splitlines() == [
-        f"{row.what} law {row.law} measured {row.measured} {row.agrees}" for row in panel.result[0]
+        f"{row.what} law {row.law} measured {row.measured} {row.agrees}" for row in panel.result.rows
     ]
 
 
@@ -146,7 +146,7 @@ def test_infinity_is_called_what_it_is(panels):
 
 def test_a_profile_or_a_number():
     panel = case("decay_gradient", profile="constant", decay=-3.5, rounding="tf32")
-    assert panel.result[0][-1].what.startswith("tf32, -3.5, T = 256") and "decay=-3.5" in panel.as_python()
+    assert panel.result.rows[-1].what.startswith("tf32, -3.5, T = 256") and "decay=-3.5" in panel.as_python()
     assert "decay='gsa'" in panel.set(profile="gsa").as_python()
 
 

@@ -13,7 +13,6 @@ Comparing with a clone detects it (`flakit.numerics.mutation`). With the fault, 
 returns what the recurrence returns after n equal tokens: that is the `law`.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -27,7 +26,7 @@ from ...ops.common.chunks import join_chunks, split_chunks
 from ...ops.common.dispatch import choose_backend
 from ...ops.gsa import reference
 from ..knobs import Range
-from ..laws import Row, kernel_place
+from ..laws import Measured, Row, kernel_place
 
 CHUNK = 64
 
@@ -121,28 +120,6 @@ def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
     return o.transpose(0, 1).expand(calls, -1, -1, -1)
 
 
-def at(
-    *,
-    in_place: bool = True,
-    calls: Annotated[int, Range(1, 16)] = 3,
-    K: Annotated[int, Range(1, 64)] = 16,
-    V: Annotated[int, Range(1, 64)] = 16,
-    M: Annotated[int, Range(1, 64)] = 8,
-    seed: int = 0,
-) -> list[Row]:
-    """Compare prediction and measurement for GSA's decoding of one token, called repeatedly with the same arguments."""
-    x, measured = _called(in_place, calls, K, V, M, seed)
-    return _rows(measured, law(x, calls, in_place=in_place), in_place, f"in_place {in_place}")
-
-
-@functools.lru_cache(maxsize=1)
-def _called(in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> tuple[Mapping, Calls]:
-    """Return the inputs, and the results of the calls."""
-    device, backend = kernel_place()
-    x = inputs(K=K, V=V, M=M, device=device, seed=seed)
-    return x, repeated(x, calls, in_place=in_place, backend=backend)
-
-
 def _rows(measured: Calls, predicted: Tensor, in_place: bool, label: str) -> list[Row]:
     state, nan, calls = measured.touched["initial_state[0]"], float("nan"), len(measured.o)
     error, law_error = (_difference(o)[-1].item() for o in (measured.o, predicted))
@@ -159,7 +136,7 @@ def _difference(o: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One head, by call."""
 
     in_place: bool
@@ -175,13 +152,22 @@ class Shown:
     """In-place operations that PyTorch counted on that memory."""
 
 
-def show(*, in_place: bool, calls: int, K: int, V: int, M: int, seed: int) -> Shown:
-    """Return the tensors behind `at`, for its first head."""
-    x, measured = _called(in_place, calls, K, V, M, seed)
-    predicted = law(x, calls, in_place=in_place)
-    counted = measured.touched["initial_state[0]"].version
+def show(
+    *,
+    in_place: bool = True,
+    calls: Annotated[int, Range(1, 16)] = 3,
+    K: Annotated[int, Range(1, 64)] = 16,
+    V: Annotated[int, Range(1, 64)] = 16,
+    M: Annotated[int, Range(1, 64)] = 8,
+    seed: int = 0,
+) -> Shown:
+    """Compare prediction and measurement for GSA's decoding of one token, called repeatedly with the same arguments."""
+    device, backend = kernel_place()
+    x = inputs(K=K, V=V, M=M, device=device, seed=seed)
+    measured, predicted = repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
+    rows = _rows(measured, predicted, in_place, f"in_place {in_place}")
     parts = (measured.states[:, 0, 0], measured.o[:, 0, 0], _difference(measured.o), _difference(predicted))
-    return Shown(in_place, *(part.cpu() for part in parts), counted)
+    return Shown(rows, in_place, *(part.cpu() for part in parts), measured.touched["initial_state[0]"].version)
 
 
 def reproduce(backend: str | None = None) -> list[Row]:

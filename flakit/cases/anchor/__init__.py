@@ -26,9 +26,9 @@ from .law import Worst, law, limits, worst
 from .measurement import KERNEL_ANCHORS, Run, exponents, onset, run
 from .operators import OPERATORS, TENSORS
 from .schemes import SCHEMES, Scheme, Tile, key_tiles, tiles
-from .story import Anchored, Shown, at, reproduce, show, spike
+from .story import Anchored, Shown, reproduce, show, spike
 
 __all__ = [
     "KERNEL_ANCHORS", "OPERATORS", "SCHEMES", "TENSORS", "Anchored", "Run", "Scheme", "Shown", "Tile", "Worst",
-    "at", "exponents", "key_tiles", "law", "limits", "onset", "reproduce", "run", "show", "spike", "tiles", "worst",
+    "exponents", "key_tiles", "law", "limits", "onset", "reproduce", "run", "show", "spike", "tiles", "worst",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.chunks import split_chunks
 from ..knobs import FINITE_DECAY, Range
-from ..laws import Row, kernel_place
+from ..laws import Measured, Row, kernel_place
 from .law import law, limits
-from .measurement import Run, exponents, onset, run
+from .measurement import exponents, onset, run
 from .operators import OPERATORS, TENSORS, find_operator
 from .schemes import SCHEMES, Products
 
@@ -32,41 +31,7 @@ def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 
 
 
 WITHIN = dict.fromkeys(("none", "block-start", "middle"), 0.03)
-"""Relative tolerance of the law in `at` for schemes that sum many large products; others agree to 0.2%."""
-
-
-def at(
-    *,
-    w: Annotated[float, FINITE_DECAY] = -88.8,
-    row: Annotated[int | None, Range(0, 127)] = 16,
-    scheme: Annotated[str, SCHEMES] = "first-row",
-    op: Annotated[str, OPERATORS] = "rwkv6",
-    T: Annotated[int, Range(1, 256)] = 128,
-    chunk: Annotated[int, (16, 32, 64, 128)] = 64,
-    block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
-) -> list[Row]:
-    """Say for one log decay w <= 0, at one token (row) or at all (None), which tensors are finite, and the |w| at which
-    each stops being so."""
-    if not -math.inf < w <= 0:
-        raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
-    options = {"op": op, "chunk": chunk, "block": block}
-    x, result = _run(w, row, scheme, **options, T=T)
-    predicted, measured, rows = limits(scheme, x, **options), onset(x, scheme, **options), []
-    for name in TENSORS[op]:
-        rows.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], result.finite[name]))
-        within = WITHIN.get(scheme, 2e-3)
-        rows.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name], within))
-    return rows
-
-
-@lru_cache(maxsize=16)
-def _run(
-    w: float, row: int | None, scheme: str, *, op: str, T: int, chunk: int, block: int
-) -> tuple[dict[str, Tensor], Run]:
-    """Return the inputs with a log decay of -1, and the scheme's results at w."""
-    x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
-    decay = OPERATORS[op].decay
-    return x, run({**x, decay: x[decay] * -w}, scheme, op=op, chunk=chunk, block=block)
+"""Relative tolerance of the law in `show` for schemes that sum many large products; others agree to 0.2%."""
 
 
 class Anchored(NamedTuple):
@@ -78,7 +43,7 @@ class Anchored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One channel of the chunk with the largest exponent; rows are outputs i, columns keys j."""
 
     scheme: str
@@ -108,9 +73,28 @@ class Shown:
     finite: Mapping[str, bool]
 
 
-def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int, block: int) -> Shown:
-    x, result = _run(w, row, scheme, op=op, T=T, chunk=chunk, block=block)
+def show(
+    *,
+    w: Annotated[float, FINITE_DECAY] = -88.8,
+    row: Annotated[int | None, Range(0, 127)] = 16,
+    scheme: Annotated[str, SCHEMES] = "first-row",
+    op: Annotated[str, OPERATORS] = "rwkv6",
+    T: Annotated[int, Range(1, 256)] = 128,
+    chunk: Annotated[int, (16, 32, 64, 128)] = 64,
+    block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
+) -> Shown:
+    """Say for one log decay w <= 0, at one token (row) or at all (None), which tensors are finite, and the |w| at which
+    each stops being so."""
+    if not -math.inf < w <= 0:
+        raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
+    x = make_inputs(op, T=T, H=1, K=64, decay=-1.0) if row is None else spike(row, op=op, T=T)
+    result = run({**x, of.decay: x[of.decay] * -w}, scheme, **options)
+    predicted, measured, numbers = limits(scheme, x, **options), onset(x, scheme, **options), []
+    for name in TENSORS[op]:
+        numbers.append(Row(f"{name} finite at w = {w:g}", math.nan, -w < predicted[name], result.finite[name]))
+        within = WITHIN.get(scheme, 2e-3)
+        numbers.append(Row(f"{name} ends at |w|", math.nan, predicted[name], measured[name], within))
     one = {of.decay: x[of.decay][..., :1] * -w}
     query = min(of.reads, key=of.reads.get)  # an exclusive read if there is one
     decays = split_chunks(one[of.decay], chunk, torch.float32)
@@ -138,8 +122,8 @@ def show(*, w: float, row: int | None, scheme: str, op: str, T: int, chunk: int,
     first, last = index * chunk, min((index + 1) * chunk, T)
     shares = {name: y[0, first:last, 0] for name, y in result.tensors.items() if y.ndim == 4 and name not in of.finals}
     return Shown(
-        scheme=scheme, inclusive=of.reads[query], first=first, sums=gi, seen=seen, as_read=as_read, as_meant=as_meant,
-        alone=alone[index], read=read, key=key, weights=read.exp() * key.exp(),
+        numbers, scheme=scheme, inclusive=of.reads[query], first=first, sums=gi, seen=seen, as_read=as_read,
+        as_meant=as_meant, alone=alone[index], read=read, key=key, weights=read.exp() * key.exp(),
         true=torch.where(products.low, exact.exp(), 0.0),
         nan={name: y.isnan().double().mean(-1) for name, y in shares.items()},
         inf={name: y.isinf().double().mean(-1) for name, y in shares.items()}, finite=result.finite,

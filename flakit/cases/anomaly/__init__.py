@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ from .. import anchor, padding
 from ..anchor.operators import OPERATORS
 from ..anchor.schemes import Products
 from ..knobs import FINITE_DECAY, Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 NOTHING = "says nothing"
 
@@ -163,25 +163,8 @@ def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
     return f"output {n}, {name}"
 
 
-def at(
-    *,
-    T: Annotated[int, Range(1, 320)] = 120,
-    gate: Annotated[float, FINITE_DECAY] = -1.86,
-    op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
-    form: Annotated[str, padding.FORMS] = "chunk",
-) -> list[Row]:
-    """Compare the prediction with the report of anomaly detection, for one length and gate of `padding`."""
-    shown = show(T=T, gate=gate, op=op, form=form)
-    predicted, what = law(T, gate, op=op, form=form), f"{op}, padding {form}, T = {T}, {gate:g}"
-    return [
-        Row(f"{what}: anomaly detection", math.nan, predicted, shown.words),
-        Row(f"{what}: first bad operation", math.nan, math.nan, _first(shown.operations)),
-        Row(f"{what}: o finite", math.nan, True, not (shown.nan["o"] + shown.inf["o"]).any()),
-    ]
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The report, and what happened."""
 
     words: str
@@ -193,34 +176,46 @@ class Shown:
     """The fraction of each token's values that are NaN or inf, [T], for o and the gradients in the node's order."""
 
 
-@lru_cache(maxsize=16)
-def show(*, T: int, gate: float, op: str, form: str) -> Shown:
-    """Return what is behind `at`."""
+def show(
+    *,
+    T: Annotated[int, Range(1, 320)] = 120,
+    gate: Annotated[float, FINITE_DECAY] = -1.86,
+    op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
+    form: Annotated[str, padding.FORMS] = "chunk",
+) -> Shown:
+    """Compare the prediction with the report of anomaly detection, for one length and gate of `padding`."""
     x, call = padding.inputs(T, gate, op=op, K=4, M=4), operator(op, padding.products(T, form))
     result = report(call, x)
     tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}
-    shares = [
+    nan, inf = (
         {name: kind(y)[0].flatten(1).double().mean(1) for name, y in tensors.items()}
         for kind in (torch.isnan, torch.isinf)
+    )
+    seen, what = operations(call, x), f"{op}, padding {form}, T = {T}, {gate:g}"
+    rows = [
+        Row(f"{what}: anomaly detection", math.nan, law(T, gate, op=op, form=form), result.words),
+        Row(f"{what}: first bad operation", math.nan, math.nan, _first(seen)),
+        Row(f"{what}: o finite", math.nan, True, not (nan["o"] + inf["o"]).any()),
     ]
-    return Shown(result.words, operations(call, x), *shares)
+    return Shown(rows, result.words, seen, nan, inf)
 
 
 def reproduce() -> list[Row]:
     """Return the reports for the padding, and for bug A with trained and with constant decays."""
-    padded, *_ = at()
-    rows = [padded._replace(recorded="output 3, ds"), at(gate=-1.84)[0], at(form="right", gate=-50.0)[0]]
+    padded, first, _ = show().rows
+    others = [show(gate=-1.84).rows[0], show(form="right", gate=-50.0).rows[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))
     x = anchor.spike(16, 0.0, K=8)
     x["w"][:, 16, :, 0] = -89.0
     trained, fixed = report(call, x), report(call, x, trained="rkvu")
     infinite = [name for name, grad in fixed.grads.items() if grad.isinf().any()]
     return [
-        *rows,
+        padded._replace(recorded="output 3, ds"),
+        *others,
         Row("bug A: anomaly detection", math.nan, "output 3, dw", trained.words),
         Row("bug A, w not trained: anomaly detection", math.nan, NOTHING, fixed.words),
         Row("bug A, w not trained: infinite gradients", math.nan, "dr, dv", ", ".join(infinite)),
         Row("bug A: o finite", math.nan, False, bool(fixed.o.isfinite().all())),
         Row("bug A: first bad operation", math.nan, "exp", first_operation(call, x)),
-        Row("padding: first bad operation", math.nan, "exp", at()[1].measured),
+        Row("padding: first bad operation", math.nan, "exp", first.measured),
     ]

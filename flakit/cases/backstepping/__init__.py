@@ -36,7 +36,7 @@ from ...numerics.evaluate import cotangents, truth
 from ...numerics.inputs import inputs as make_inputs
 from ...numerics.operators import operator
 from ..knobs import FINITE_DECAY
-from ..laws import Row, search
+from ..laws import Measured, Row, search
 
 STRONGEST = math.exp(-0.5)
 """The largest |w| of RWKV7's gate, 0.6065."""
@@ -171,7 +171,7 @@ def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """Rebuilt states of one head, their errors over all heads, and the gradients."""
 
     w: Tensor
@@ -189,40 +189,34 @@ class Shown:
     rebuilt: str
 
 
-@functools.lru_cache(maxsize=16)
-def show(*, w: float, chunk: int, op: str, rebuilt: str, seed: int = 0) -> Shown:
-    """Return the tensors behind `at`."""
-    x = inputs(w, chunk, op, seed)
-    off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
-    results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
-    return Shown(
-        w=x["w"][0, 0, 0], off=off[:, 0], wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED),
-        by_steps=_by_steps(off, chunk),
-        errors={name: relative_l2(results[name], exact[name]) for name in exact if not name.endswith("_state")},
-        chunk=chunk, op=op, rebuilt=rebuilt,
-    )  # fmt: skip
-
-
-def at(
+def show(
     *,
     w: Annotated[float, FINITE_DECAY] = -1.0,
     chunk: Annotated[int, (4, 8, 16, 32, 64)] = 16,
     op: Annotated[str, SUMS] = "rwkv7",
     rebuilt: Annotated[str, REBUILT] = "by division",
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Return the error of the state row with the strongest decay, and the |w| from which it is wrong."""
-    shown = show(w=w, chunk=chunk, op=op, rebuilt=rebuilt, seed=seed)
+    x = inputs(w, chunk, op, seed)
+    off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
+    results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
+    errors = {name: relative_l2(results[name], exact[name]) for name in exact if not name.endswith("_state")}
+    by_steps = _by_steps(off, chunk)
     expected = grown(w, chunk, op) if rebuilt == "by division" else 0.0
     what, within = f"{op}, C = {chunk}, {rebuilt}", 1.0 if expected > 1e-5 else 3.0
-    measured = float(shown.by_steps[-1, -1])
-    others = [error for name, error in shown.errors.items() if name not in READ[op]]
-    return [
+    measured = float(by_steps[-1, -1])
+    others = [error for name, error in errors.items() if name not in READ[op]]
+    rows = [
         Row(f"{what}: states wrong from |w|", math.nan, law(chunk, op, rebuilt), onset(chunk, op, rebuilt, seed), 0.05),
         Row(f"{what}, w = {w:g}: a row off by", math.nan, _in_words(expected), _in_words(measured), within),
         Row(f"{what}, w = {w:g}: other tensors right", math.nan, True, max(others) < 1e-5),
-        *(Row(f"{what}, w = {w:g}: {name} off by", math.nan, math.nan, shown.errors[name]) for name in READ[op]),
+        *(Row(f"{what}, w = {w:g}: {name} off by", math.nan, math.nan, errors[name]) for name in READ[op]),
     ]
+    return Shown(
+        rows, w=x["w"][0, 0, 0], off=off[:, 0], wrong=off[:, 0].isfinite() & (off[:, 0] > ROUNDED), by_steps=by_steps,
+        errors=errors, chunk=chunk, op=op, rebuilt=rebuilt,
+    )  # fmt: skip
 
 
 def _in_words(error: float) -> float | str:
@@ -231,6 +225,6 @@ def _in_words(error: float) -> float | str:
 
 def reproduce() -> list[Row]:
     """Return rows for RWKV7's bound, -1 and -1.5 over 16 tokens, each chunk length's limit, and the right form."""
-    rows = [at(w=w)[1] for w in (-STRONGEST, -1.0, -1.5)]
-    rows += [at(w=-STRONGEST, chunk=chunk, op=op)[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
-    return [*rows, *at(rebuilt="forward again")]
+    rows = [show(w=w).rows[1] for w in (-STRONGEST, -1.0, -1.5)]
+    rows += [show(w=-STRONGEST, chunk=chunk, op=op).rows[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
+    return rows + show(rebuilt="forward again").rows

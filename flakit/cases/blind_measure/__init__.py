@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...numerics.errors import Errors, compare
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 TOLERANCE = 0.005
 """The largest ratio of root mean squares that flash-linear-attention's operator tests accept."""
@@ -52,7 +52,7 @@ def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """A tensor whose first elements are zeroed, and three measures against their number."""
 
     tolerance: float
@@ -78,21 +78,29 @@ def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return truth, ratios(flat), flat.abs().cummax(0).values / flat.square().mean().sqrt()
 
 
-@lru_cache(maxsize=4)
-def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
-    """Return the tensors behind `at`. ValueError unless size is a multiple of 64."""
+def show(
+    *,
+    tolerance: Annotated[float, Range(1e-3, 0.5, log=True)] = TOLERANCE,
+    size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
+    seed: int = 0,
+) -> Shown:
+    """Compare law and measurement for `size` standard normal numbers in rows of 64, and one tolerance.
+
+    ValueError unless size is a multiple of 64.
+    """
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)
     accepted = run(truth, ratio, tolerance)
-    rows = min(len(truth), max(16, 2 * math.ceil(accepted.lost / 64)))
+    drawn = min(len(truth), max(16, 2 * math.ceil(accepted.lost / 64)))
     counts = torch.logspace(0, math.log10(size), 1 + int(24 * math.log10(size)), dtype=torch.float64).long().unique()
     return Shown(
+        _rows(accepted, tolerance, size),
         tolerance,
         size,
         accepted,
-        truth=truth[:rows] / truth.square().mean().sqrt(),
-        lost=(torch.arange(64 * rows) < accepted.lost).view(rows, 64),
+        truth=truth[:drawn] / truth.square().mean().sqrt(),
+        lost=(torch.arange(64 * drawn) < accepted.lost).view(drawn, 64),
         counts=counts,
         ratio=ratio[counts - 1],
         worst_row=ratios(truth[0])[(counts - 1).clamp(max=63)],  # 1 once the first row is lost
@@ -100,14 +108,7 @@ def show(*, tolerance: float, size: int, seed: int = 0) -> Shown:
     )
 
 
-def at(
-    *,
-    tolerance: Annotated[float, Range(1e-3, 0.5, log=True)] = TOLERANCE,
-    size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
-    seed: int = 0,
-) -> list[Row]:
-    """Compare law and measurement for `size` standard normal numbers in rows of 64, and one tolerance."""
-    accepted = show(tolerance=tolerance, size=size, seed=seed).accepted
+def _rows(accepted: Accepted, tolerance: float, size: int) -> list[Row]:
     # The count is reached by a sum of squares, whose relative deviation is sqrt(2 / count): allow three of it. The law
     # needs a large count; for a small one the first element's square alone often exceeds the bound, and it is 0.
     count = law(tolerance) * size
@@ -124,4 +125,4 @@ def at(
 
 def reproduce() -> list[Row]:
     """Return the fraction of elements that a ratio of 0.005 accepts, and whether the other measures detect them."""
-    return at()
+    return show().rows

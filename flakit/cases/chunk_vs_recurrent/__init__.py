@@ -15,7 +15,6 @@ Nothing is amplified along the sequence: a difference between two states is mult
 (`perturbed`); only a positive w makes it grow, which is the fault in `log_space`.
 """
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from ...ops.rwkv6 import RWKV6Output, chunk_rwkv6, reference
 from ..aliasing import overwrite
 from ..decay_gradient import running_sums
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 from ..published import published_rwkv6
 
 REPORTED = {"o": 145.0, "dr": 202.0, "dk": 198.0, "dv": 57.25, "dw": 163.0, "du": 1392.0}
@@ -256,28 +255,8 @@ def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
     return f"measured here, flash-linear-attention {version}", rows
 
 
-def at(
-    *,
-    scale: bool = True,
-    aliasing: bool = False,
-    precision: bool = False,
-    T: Annotated[int, Range(16, 512, 16)] = 128,
-    K: Annotated[int, Range(4, 128, 4)] = 64,
-    V: Annotated[int, Range(4, 128, 4)] = 64,
-    seed: int = 0,
-) -> list[Row]:
-    """Fit chunk as a multiple of recurrent, by switch. The law covers the scale; the other causes leave a residual."""
-    shown, rows = show(scale=scale, aliasing=aliasing, precision=precision, T=T, K=K, V=V, seed=seed), []
-    for name, fit in shown.fits.items():
-        spoiled = (aliasing and name != "du") or (precision and name == "dw")
-        factor = math.nan if aliasing and spoiled else shown.law
-        rows.append(Row(f"{name}: factor", math.nan, factor, fit.factor, 0.05 if spoiled else 2e-3))
-        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, fit.unexplained < shown.rest))
-    return rows
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The tensors of `REPORTED` from both forms."""
 
     chunk: Mapping[str, Tensor]
@@ -289,18 +268,26 @@ class Shown:
     """The largest `unexplained` that rounding gives."""
 
 
-def show(*, scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> Shown:
-    """Return the tensors behind `at`."""
-    x, chunk, recurrent, fits = _measured(scale, aliasing, precision, T, K, V, seed)
-    return Shown(chunk, recurrent, fits, law(x, scale=scale), 2 * rounding_error(torch.bfloat16))
-
-
-@functools.lru_cache(maxsize=1)
-def _measured(scale: bool, aliasing: bool, precision: bool, T: int, K: int, V: int, seed: int) -> tuple[Mapping, ...]:
-    """The inputs, both forms' tensors, and how the one fits the other."""
-    x = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed)
+def show(
+    *,
+    scale: bool = True,
+    aliasing: bool = False,
+    precision: bool = False,
+    T: Annotated[int, Range(16, 512, 16)] = 128,
+    K: Annotated[int, Range(4, 128, 4)] = 64,
+    V: Annotated[int, Range(4, 128, 4)] = 64,
+    seed: int = 0,
+) -> Shown:
+    """Fit chunk as a multiple of recurrent, by switch. The law covers the scale; the other causes leave a residual."""
+    x, rest, rows = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed), 2 * rounding_error(torch.bfloat16), []
     chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
-    return x, chunk, recurrent, {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
+    fits, predicted = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}, law(x, scale=scale)
+    for name, fit in fits.items():
+        spoiled = (aliasing and name != "du") or (precision and name == "dw")
+        factor = math.nan if aliasing and spoiled else predicted
+        rows.append(Row(f"{name}: factor", math.nan, factor, fit.factor, 0.05 if spoiled else 2e-3))
+        rows.append(Row(f"{name}: one factor explains it", math.nan, not spoiled, fit.unexplained < rest))
+    return Shown(rows, chunk, recurrent, fits, predicted, rest)
 
 
 def reproduce(seed: int = 0) -> list[Row]:

@@ -13,7 +13,6 @@ Tokens read before their decay, as in RWKV6; with `exclusive=False` after it, as
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from ...numerics.errors import relative_l2
 from ...ops.common.dispatch import choose_backend
 from ..knobs import FINITE_DECAY, Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 BOUND = 126 * math.log(2)
 """The clamp of the story, 126 powers of two, as a natural logarithm: 87.3."""
@@ -84,7 +83,7 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exc
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One block; weights are [block, block], a row per output, a column per key."""
 
     bound: float
@@ -113,9 +112,20 @@ class Shown:
         return ~torch.ones_like(self.right, dtype=torch.bool).tril(-int(self.exclusive))
 
 
-@lru_cache(maxsize=4)
-def show(*, w: float, block: int, anchor: int, bound: float, K: int, exclusive: bool = True, seed: int = 0) -> Shown:
-    """Return the tensors behind `at`; weights are for q and k of 1. ValueError for an anchor outside the block."""
+def show(
+    *,
+    w: Annotated[float, FINITE_DECAY] = -8.0,
+    block: Annotated[int, Range(2, 64)] = 16,
+    anchor: Annotated[int, Range(0, 64)] = 0,
+    bound: Annotated[float, Range(1, 88)] = BOUND,
+    K: Annotated[int, Range(8, 128, 8)] = 64,
+    exclusive: bool = True,
+    seed: int = 0,
+) -> Shown:
+    """Return the error of the clamped scores at one setting with a uniform log decay, and whether all are finite.
+
+    Weights are for q and k of 1. ValueError for an anchor outside the block.
+    """
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")
     q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -130,34 +140,21 @@ def show(*, w: float, block: int, anchor: int, bound: float, K: int, exclusive: 
     cut = places.clamp(-bound, bound)
     exponents, clamped = (x[:-1] if exclusive else x[1:] for x in (places, cut))
     alike = (clamped[:, None] == cut[1:]) & (exponents[:, None] != places[1:])
-    return Shown(
-        bound=bound, exponents=exponents, clamped=clamped, right=exact(one, one, channel, **own),
-        computed=scores(one, one, channel, **clamp), alike=alike.tril(-1), off=relative_l2(got, true),
-        finite=bool(got.isfinite().all()), anchor=anchor, exclusive=exclusive,
-    )  # fmt: skip
-
-
-def at(
-    *,
-    w: Annotated[float, FINITE_DECAY] = -8.0,
-    block: Annotated[int, Range(2, 64)] = 16,
-    anchor: Annotated[int, Range(0, 64)] = 0,
-    bound: Annotated[float, Range(1, 88)] = BOUND,
-    K: Annotated[int, Range(8, 128, 8)] = 64,
-    exclusive: bool = True,
-    seed: int = 0,
-) -> list[Row]:
-    """Return the error of the clamped scores at one setting with a uniform log decay, and whether all are finite."""
-    shown = show(w=w, block=block, anchor=anchor, bound=bound, K=K, exclusive=exclusive, seed=seed)
+    off, finite = relative_l2(got, true), bool(got.isfinite().all())
     what = f"w = {w:g}, anchored before token {anchor} of {block}"
     predicted = law(w, block=block, anchor=anchor, bound=bound, exclusive=exclusive)
     predicted = predicted if predicted > 1e-13 else 0.0  # below float64's resolution
-    return [
-        Row(f"{what}: scores off by", math.nan, predicted, shown.off, 0.1),
-        Row(f"{what}: all finite", math.nan, True, shown.finite),
+    rows = [
+        Row(f"{what}: scores off by", math.nan, predicted, off, 0.1),
+        Row(f"{what}: all finite", math.nan, True, finite),
     ]
+    return Shown(
+        rows, bound=bound, exponents=exponents, clamped=clamped, right=exact(one, one, channel, **own),
+        computed=scores(one, one, channel, **clamp), alike=alike.tril(-1), off=off, finite=finite,
+        anchor=anchor, exclusive=exclusive,
+    )  # fmt: skip
 
 
 def reproduce() -> list[Row]:
     """Return the error of a block's scores by decay and anchor."""
-    return [row for anchor in (0, 8) for w in (-5.0, -8.0, -12.0, -50.0) for row in at(w=w, anchor=anchor)]
+    return [row for anchor in (0, 8) for w in (-5.0, -8.0, -12.0, -50.0) for row in show(w=w, anchor=anchor).rows]

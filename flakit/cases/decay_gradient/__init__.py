@@ -38,7 +38,7 @@ from ...ops.common.decay import sum_after, sum_before
 from ...ops.rwkv6 import chunk_rwkv6
 from ...ops.rwkv6.chunk_torch import carry_states, join_chunks, split_chunks
 from ..knobs import Range
-from ..laws import Row, gradient_variances, rounded, state_variances
+from ..laws import Measured, Row, gradient_variances, rounded, state_variances
 from ..published import published_rwkv6
 
 FORMULAS = {
@@ -274,17 +274,6 @@ def predictions(*, T: int, decay: str | float, rounding: str, seed: int) -> dict
     return {"direct": stored, "identity-rounded": math.hypot(stored, law_for(w, rounding))}
 
 
-def at(
-    *,
-    decay: Annotated[str | float, DECAYS, Range(-80, 0)] = "logsigmoid",
-    T: Annotated[int, Range(64, 2048, 64)] = 256,
-    rounding: Annotated[str, ROUNDINGS] = "bfloat16",
-    seed: int = 0,
-) -> list[Row]:
-    """Compare dw by every formula at one decay (a profile or a number), length and format."""
-    return _rows({}, {"T": T, "decay": decay, "rounding": rounding, "seed": seed})
-
-
 def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
     measured, law = errors(**setting), predictions(**setting)
     rounding, decay, T = (setting[name] for name in ("rounding", "decay", "T"))
@@ -297,7 +286,7 @@ def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One channel of one head by token, [T]; errors are those of the whole tensor."""
 
     rounding: str
@@ -317,8 +306,14 @@ class Shown:
     laws: Mapping[str, float]
 
 
-def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
-    """Return the tensors behind `at`, for the first channel."""
+def show(
+    *,
+    decay: Annotated[str | float, DECAYS, Range(-80, 0)] = "logsigmoid",
+    T: Annotated[int, Range(64, 2048, 64)] = 256,
+    rounding: Annotated[str, ROUNDINGS] = "bfloat16",
+    seed: int = 0,
+) -> Shown:
+    """Compare dw by every formula at one decay (a profile or a number), length and format."""
     setting = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
     run, laws, first = _run(T, decay, rounding, seed), predictions(**setting), (0, slice(None), 0, 0)
     read, written = (x * dx for x, dx in ((run.r[first], run.dr[first]), (run.k[first], run.dk[first])))
@@ -326,6 +321,7 @@ def show(*, decay: str | float, T: int, rounding: str, seed: int) -> Shown:
     K = V = run.w.shape[-1]
     noise = (_noise_and_size(run.w, rounding)[0][first] * V / K).sqrt()
     return Shown(
+        _rows({}, setting),
         rounding,
         later[0] - read,
         later[1],

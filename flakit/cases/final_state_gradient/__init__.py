@@ -10,7 +10,6 @@ contribution of D_T to D_t decays with the decays after t; that of the outputs i
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from ...numerics.inputs import inputs as make_inputs
 from ...numerics.operators import Operator, operator
 from ...ops.common.decay import sum_after
 from ..knobs import DECAY, Range
-from ..laws import Row, gradient_variances, state_variances
+from ..laws import Measured, Row, gradient_variances, state_variances
 
 ON = ("o", "state", "both")
 GRAD_SEED = 1000  # unlike any input seed: the law assumes incoming gradients independent of the inputs
@@ -138,26 +137,8 @@ def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: max(WITHIN[name], scatter(p)) for name, p in lost.items()}
 
 
-def at(
-    *,
-    decay: Annotated[str | float, DECAYS, DECAY] = "rwkv6-wide",
-    T: Annotated[int, Range(8, 512, 8)] = 104,
-    H: Annotated[int, Range(4, 32)] = 4,
-    K: Annotated[int, Range(16, 64, 8)] = 32,
-    on: Annotated[str, ON] = "both",
-    fault: bool = True,
-    seed: int = 0,
-) -> list[Row]:
-    """Return the error of each gradient, at one decay (a profile or a number), length, and dependence of the loss."""
-    shown = show(decay=decay, T=T, H=H, K=K, on=on, fault=fault, seed=seed)
-    return [
-        Row(f"{name} off by", math.nan, shown.law[name], error, shown.within.get(name, 0))
-        for name, error in shown.errors.items()
-    ]
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The gradient that does not reach the tokens, and the resulting errors."""
 
     on: str
@@ -173,28 +154,32 @@ class Shown:
     errors: Mapping[str, float]
     """Relative L2 error of every full gradient."""
     law: Mapping[str, float]
-    within: Mapping[str, float]
 
 
-def show(*, decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> Shown:
-    """Return the quantities of `at` by token."""
-    x, got, exact = _measured(decay, T, H, K, on, fault, seed)
+def show(
+    *,
+    decay: Annotated[str | float, DECAYS, DECAY] = "rwkv6-wide",
+    T: Annotated[int, Range(8, 512, 8)] = 104,
+    H: Annotated[int, Range(4, 32)] = 4,
+    K: Annotated[int, Range(16, 64, 8)] = 32,
+    on: Annotated[str, ON] = "both",
+    fault: bool = True,
+    seed: int = 0,
+) -> Shown:
+    """Return the error of each gradient, at one decay (a profile or a number), length, and dependence of the loss."""
+    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
+    got, exact = _gradients(x, "rwkv6", on, fault)
     computed, true, difference = (
         {name: gradients[name].flatten(2).norm(dim=-1)[0] for name in got if got[name].dim() == 4}
         for gradients in (got, exact, {name: got[name] - exact[name] for name in got})
     )
     lost = {name: torch.where(y == 0, 0.0, y / true[name]) for name, y in difference.items()}
     errors = {name: relative_l2(got[name], exact[name]) for name in got}
-    predicted = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault)
-    reach = sum_after(x["w"][0, :, 0]).exp()
-    return Shown(on, fault, reach, computed, true, lost, errors, predicted, within(x))
-
-
-@functools.lru_cache(maxsize=1)
-def _measured(decay: str | float, T: int, H: int, K: int, on: str, fault: bool, seed: int) -> tuple[Mapping, ...]:
-    """Return the inputs, and every gradient as computed and in float64."""
-    x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
-    return x, *_gradients(x, "rwkv6", on, fault)
+    predicted, allowed = dict.fromkeys(errors, 0.0) | law(x, on=on, fault=fault), within(x)
+    rows = [
+        Row(f"{name} off by", math.nan, predicted[name], error, allowed.get(name, 0)) for name, error in errors.items()
+    ]
+    return Shown(rows, on, fault, sum_after(x["w"][0, :, 0]).exp(), computed, true, lost, errors, predicted)
 
 
 def reproduce(seed: int = 0) -> list[Row]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...numerics.arguments import one_of
 from ...ops.common.dispatch import choose_backend
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
 """The anchor row of a block of C rows, T of them filled; "pair": the exact difference of each pair, without anchor."""
@@ -69,7 +69,7 @@ def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One block before and after its decays at P change, by token."""
 
     P: int
@@ -83,15 +83,22 @@ class Shown:
     """The weight of every token's own pair [T, K], e^{g - n} e^{n - g}, which is 1."""
     moved: Tensor
     """The largest change of each output [T], relative to the RMS of the outputs before P (of all if P is 0)."""
-
-    @property
-    def largest(self) -> float:
-        """The largest change of an output before P."""
-        return self.moved[: self.P].max().item() if self.P else 0.0
+    largest: float
+    """The largest change of an output before P."""
 
 
-def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0, backend: str = "torch") -> Shown:
-    """Return the tensors behind `at`. backend: as in `outputs`. ValueError for P or T outside the block."""
+def show(
+    *,
+    anchor: Annotated[str, ANCHORS] = "middle",
+    P: Annotated[int, Range(0, 63)] = 5,
+    T: Annotated[int, Range(1, 64)] = 16,
+    block: Annotated[int, (8, 16, 32, 64)] = 16,
+    seed: int = 0,
+) -> Shown:
+    """Compare law and measurement for one anchor and the token P whose decays change, in a block with T rows.
+
+    ValueError for P or T outside the block.
+    """
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
     if T > block:
@@ -100,7 +107,7 @@ def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0, backend: str
     w = -w.abs()
     later = w.clone()
     later[P] -= 0.37
-    before, after = (outputs(q, k, v, decays, anchor, block=block, backend=backend) for decays in (w, later))
+    before, after = (outputs(q, k, v, decays, anchor, block=block) for decays in (w, later))
     moved = (after - before).abs().amax(-1) / before[: P or None].square().mean().sqrt()
     row = ANCHORS[anchor] and ANCHORS[anchor](block, T)
     g = [_cumulative(decays) for decays in (w, later)]
@@ -108,24 +115,12 @@ def show(*, anchor: str, P: int, T: int, block: int, seed: int = 0, backend: str
         exponents, own = [torch.zeros_like(x) for x in g], [torch.ones_like(x) for x in g]
     else:
         exponents, own = [x - x[row] for x in g], [torch.mul(*_factors(x, row)) for x in g]
-    return Shown(P, row, (w, later), tuple(exponents), tuple(own), moved)
-
-
-def at(
-    *,
-    anchor: Annotated[str, ANCHORS] = "middle",
-    P: Annotated[int, Range(0, 63)] = 5,
-    T: Annotated[int, Range(1, 64)] = 16,
-    block: Annotated[int, (8, 16, 32, 64)] = 16,
-    seed: int = 0,
-) -> list[Row]:
-    """Compare law and measurement for one anchor and the token P whose decays change, in a block with T rows."""
-    size = show(anchor=anchor, P=P, T=T, block=block, seed=seed).largest
-    what = f"anchor: {anchor}, decays at {P} of {T} change: outputs before it change"
-    return [
-        Row(what, math.nan, law(anchor, P=P, T=T, block=block), size > 0),
-        Row(f"anchor: {anchor}, decays at {P} of {T} change: by, of their RMS", math.nan, math.nan, size),
+    largest, what = moved[:P].max().item() if P else 0.0, f"anchor: {anchor}, decays at {P} of {T} change"
+    rows = [
+        Row(f"{what}: outputs before it change", math.nan, law(anchor, P=P, T=T, block=block), largest > 0),
+        Row(f"{what}: by, of their RMS", math.nan, math.nan, largest),
     ]
+    return Shown(rows, P, row, (w, later), tuple(exponents), tuple(own), moved, largest)
 
 
 def reproduce() -> list[Row]:
@@ -138,4 +133,4 @@ def reproduce() -> list[Row]:
         ("first", 5, 16),
         ("pair", 5, 16),
     ]
-    return [row for anchor, P, T in settings for row in at(anchor=anchor, P=P, T=T)]
+    return [row for anchor, P, T in settings for row in show(anchor=anchor, P=P, T=T).rows]

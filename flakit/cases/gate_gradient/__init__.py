@@ -24,7 +24,7 @@ from ...numerics.inputs import inputs
 from ...ops.common.gate import log_decay
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import Range
-from ..laws import LN_MAX, Row, search
+from ..laws import LN_MAX, Measured, Row, search
 
 T, K = 24, 6
 """Tokens, and channels of keys and values, of one head."""
@@ -44,7 +44,7 @@ def law(dtype: str = "float32", gate: str = "-exp") -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """x, its decays, and both gradients, [T, K] each, in the dtype."""
 
     x: Tensor
@@ -74,15 +74,6 @@ def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[
 
 
 @functools.lru_cache(maxsize=16)
-def show(*, x: float, dtype: str, gate: str, seed: int) -> Shown:
-    """Return the tensors behind `at`."""
-    tensors = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
-    rounded = tensors["x"][TOKEN, CHANNEL].item()
-    *_, true, _ = _gradients(rounded, torch.float64, "-exp" if gate == "log_decay" else gate, seed)
-    return Shown(**tensors, true=true, dtype=dtype, gate=gate)
-
-
-@functools.lru_cache(maxsize=16)
 def onset(dtype: str, gate: str, seed: int = 0) -> float:
     """Measure the counterpart of `law`: the smallest x, before rounding to the dtype, whose dx is NaN."""
 
@@ -92,24 +83,26 @@ def onset(dtype: str, gate: str, seed: int = 0) -> float:
     return search(finite, near=[LN_MAX[DTYPES[dtype]]], tolerance=1e-4)["dx"]
 
 
-def at(
+def show(
     *,
     x: Annotated[float, Range(-10.0, 100.0, 0.1)] = 89.0,
     dtype: Annotated[str, DTYPES] = "float32",
     gate: Annotated[str, GATES] = "-exp",
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Say for one token's x in one channel whether its gradient is finite, and from which x it is NaN."""
-    shown, end = show(x=x, dtype=dtype, gate=gate, seed=seed), law(dtype, gate)
-    finite, x = bool(shown.dx.isfinite().all()), shown.x[TOKEN, CHANNEL].item()  # rounded to the dtype
-    return [
+    tensors = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
+    x, end = tensors["x"][TOKEN, CHANNEL].item(), law(dtype, gate)  # rounded to the dtype
+    *_, true, _ = _gradients(x, torch.float64, "-exp" if gate == "log_decay" else gate, seed)
+    rows = [
         Row(f"{gate} in {dtype}, the x from which dx is NaN", math.nan, end, onset(dtype, gate, seed)),
-        Row(f"{gate} in {dtype}, x = {x:.4g}, dx finite", math.nan, x <= end, finite),
+        Row(f"{gate} in {dtype}, x = {x:.4g}, dx finite", math.nan, x <= end, bool(tensors["dx"].isfinite().all())),
     ]
+    return Shown(rows, **tensors, true=true, dtype=dtype, gate=gate)
 
 
 def reproduce() -> list[Row]:
     """Return the onset of every gate in every dtype, and a gate beyond it."""
-    rows = [row for gate in GATES for dtype in DTYPES for row in at(x=100.0, dtype=dtype, gate=gate)]
-    finite = bool(show(x=100.0, dtype="float32", gate="-exp", seed=0).o.isfinite().all())
+    rows = [row for gate in GATES for dtype in DTYPES for row in show(x=100.0, dtype=dtype, gate=gate).rows]
+    finite = bool(show(x=100.0).o.isfinite().all())
     return [*rows, Row("-exp in float32, x = 100, output finite", math.nan, True, finite)]

@@ -34,7 +34,7 @@ from ...models.accumulation import Accumulated, accumulate, measure_accumulation
 from ...models.language_model import IGNORED, MIXERS, LanguageModel, loss
 from ...models.tasks import Copying
 from ...numerics.arguments import one_of
-from ..laws import Row
+from ..laws import Measured, Row
 
 T, SEQUENCES, VOCAB = 16, 16, 64
 """The experiment's tokens per sequence, sequences per optimizer step, and vocabulary size."""
@@ -270,23 +270,8 @@ def measured(
 PARTS = (1, 2, 4, 8, 16)
 
 
-def at(
-    *,
-    accumulation: Annotated[int, PARTS] = 4,
-    contract: Annotated[str, CONTRACTS] = "takes **kwargs",
-    mixer: Annotated[str, MIXERS] = "rwkv7",
-) -> list[Row]:
-    """Return the factors on the reported loss and the gradient, for one accumulation, contract and mixer."""
-    result = _cached_cut(contract, accumulation, mixer).measured
-    factor = float(law(accumulation, contract))
-    return [
-        Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, factor, got)
-        for what, got in (("loss", result.loss_factor), ("gradient", result.grad_factor))
-    ]
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The same sequences in every number of micro-batches."""
 
     accumulation: int
@@ -312,20 +297,32 @@ class Shown:
 _ELEMENTS = 400
 
 
-def show(*, accumulation: int, contract: str, mixer: str) -> Shown:
+def show(
+    *,
+    accumulation: Annotated[int, PARTS] = 4,
+    contract: Annotated[str, CONTRACTS] = "takes **kwargs",
+    mixer: Annotated[str, MIXERS] = "rwkv7",
+) -> Shown:
+    """Return the factors on the reported loss and the gradient, for one accumulation, contract and mixer."""
     cuts = {parts: _cached_cut(contract, parts, mixer) for parts in PARTS}
     plain, gradients = _plain(mixer, 0)
     now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])
     sample = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(0))[:_ELEMENTS]
     accepts = contract != ON_THE_TRAINER and takes_kwargs(model(contract, mixer))
+    laws = {parts: float(law(parts, contract)) for parts in PARTS}
+    rows = [
+        Row(f"{contract}, accumulation {accumulation}: {what}", math.nan, laws[accumulation], got)
+        for what, got in (("loss", now.measured.loss_factor), ("gradient", now.measured.grad_factor))
+    ]
     return Shown(
+        rows,
         accumulation,
         contract,
         accepts,
         now.returned,
         [loss if accepts else loss / accumulation for loss in now.returned],
         {parts: each.measured for parts, each in cuts.items()},
-        {parts: float(law(parts, contract)) for parts in PARTS},
+        laws,
         plain,
         (gradient[sample], now.gradient[sample]),
         SEQUENCES * T,
@@ -337,7 +334,7 @@ def reproduce() -> list[Row]:
     """Return the factors of the reported loss and the gradient against the plain loop, by contract."""
     rows = []
     for n in (2, 4, 8):
-        loss, gradient = at(accumulation=n)
+        loss, gradient = show(accumulation=n).rows
         if n == 4:
             factors = [bad / good for good, bad in zip(RECORDED[1], RECORDED[4], strict=True)]
             rows.append(loss._replace(what=f"{loss.what}, as reported", recorded=REPORTED))
@@ -345,5 +342,5 @@ def reproduce() -> list[Row]:
         rows += [loss, gradient]
     for contract in list(CONTRACTS)[1:]:
         recorded = 15 / 16 if contract == "uses num_items_in_batch" else math.nan
-        rows += [row._replace(recorded=recorded) for row in at(contract=contract)]
+        rows += [row._replace(recorded=recorded) for row in show(contract=contract).rows]
     return rows

@@ -41,7 +41,7 @@ from ..anchor.operators import RWKV7, TENSORS
 from ..anchor.schemes import Products
 from ..decay_gradient import ROUNDINGS, round_to
 from ..knobs import DECAY, Range
-from ..laws import Row, search
+from ..laws import Measured, Row, search
 
 FORMS = {
     "product": "(I + L)(I + L²)(I + L⁴)…",
@@ -222,31 +222,12 @@ RECORDED = {
 """Relative errors at 16 equal tokens, alpha = 0.9, w = -1e-3."""
 
 
-def at(
-    *,
-    alpha: Annotated[float, Range(0, 2, 0.05)] = 0.9,
-    w: Annotated[float, DECAY] = -1e-3,
-    spread: Annotated[float, Range(0, 5, 0.05)] = 0.0,
-    C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
-    rounding: Annotated[str, LARGEST] = "float32",
-) -> list[Row]:
-    """Return the error of every form for C keys that differ by `spread`, and the alpha where the product ends."""
-    L = matrix(alpha, w, spread, C=C)
-    measured, nan = errors(L, rounding), math.nan
-    return [
-        Row(f"{rounding}: product off by", nan, _in_words(law(L, rounding)), _in_words(measured["product"]), FACTOR),
-        Row(f"{rounding}: blocks", nan, nan, measured["blocks"]),
-        Row(f"{rounding}: substitution", nan, nan, measured["substitution"]),
-        _end(f"{rounding}, equal keys: alpha at which the product ends", C, w, rounding),
-    ]
-
-
 def _in_words(error: float) -> float | str:
     return error if math.isfinite(error) else "not finite"
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One chunk: the element of the inverse with the largest power, and the inverse by each form."""
 
     element: tuple[int, int]
@@ -271,15 +252,30 @@ class Shown:
     """Errors at each of `alphas` by form, and by "law"."""
 
 
-def show(*, alpha: float, w: float, spread: float, C: int, rounding: str) -> Shown:
+def show(
+    *,
+    alpha: Annotated[float, Range(0, 2, 0.05)] = 0.9,
+    w: Annotated[float, DECAY] = -1e-3,
+    spread: Annotated[float, Range(0, 5, 0.05)] = 0.0,
+    C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
+    rounding: Annotated[str, LARGEST] = "float32",
+) -> Shown:
+    """Return the error of every form for C keys that differ by `spread`, and the alpha where the product ends."""
     L = matrix(alpha, w, spread, C=C)
+    measured, predicted, nan = errors(L, rounding), law(L, rounding), math.nan
+    rows = [
+        Row(f"{rounding}: product off by", nan, _in_words(predicted), _in_words(measured["product"]), FACTOR),
+        Row(f"{rounding}: blocks", nan, nan, measured["blocks"]),
+        Row(f"{rounding}: substitution", nan, nan, measured["substitution"]),
+        _end(f"{rounding}, equal keys: alpha at which the product ends", C, w, rounding),
+    ]
     summed, exact = powers(L), invert(L.double(), "blocks", "float64")
     i, j = divmod(int(summed.abs().amax(0).argmax()), C)
     alphas, over = _over_alpha(w, spread, C, rounding)
     return Shown(
-        element=(i, j), terms=summed[:, i, j], exact=exact,
-        made={form: invert(L.float(), form, rounding) for form in FORMS}, errors=errors(L, rounding),
-        law=law(L, rounding), cancels=float(_size(summed).max() / _size(exact)), multiplied=float(_multiplied(summed)),
+        rows, element=(i, j), terms=summed[:, i, j], exact=exact,
+        made={form: invert(L.float(), form, rounding) for form in FORMS}, errors=measured,
+        law=predicted, cancels=float(_size(summed).max() / _size(exact)), multiplied=float(_multiplied(summed)),
         rounding=rounding, alpha=alpha, alphas=alphas, over=over,
     )  # fmt: skip
 

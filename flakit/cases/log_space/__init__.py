@@ -11,7 +11,6 @@ at most 1e62 after 256 tokens). The gradient of u is finite because it alone doe
 -exp(x), different models each and not "mathematically equivalent"; and a check w <= 0, which flakit's operators have.
 """
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from ...numerics.arguments import one_of
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.rwkv6 import chunk_rwkv6, reference
 from ..knobs import Range
-from ..laws import LN_MAX, Row
+from ..laws import LN_MAX, Measured, Row
 
 FED = {"sigmoid": torch.sigmoid, "logsigmoid": torch.nn.functional.logsigmoid, "-exp": lambda x: -x.exp()}
 """What is fed as w, from x standard normal: the fault, and its two cures."""
@@ -140,41 +139,15 @@ def _onset(what: str, recorded: float, w: Tensor, measured: int | None, dtype: t
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def at(
-    *,
-    fed: Annotated[str, FED] = "sigmoid",
-    bias: Annotated[float, Range(-8, 8, 0.25)] = 0.0,
-    T: Annotated[int, Range(1, 2048)] = 256,
-    K: Annotated[int, Range(1, 128)] = 32,
-    dtype: Annotated[str, DTYPES] = "float32",
-    seed: int = 0,
-) -> list[Row]:
-    """Return, for one formula of w, the onset, the finite fractions, and whether flakit's operators refuse w."""
-    w, growth = _grown(fed, bias, T, K, dtype, seed)
-    positive = bool((w > 0).any())
-    return [
-        _onset("first t with a non-finite state", math.nan, w, growth.onset, DTYPES[dtype]),
-        Row("share of du that is finite", math.nan, 1.0, growth.finite["du"]),
-        *(Row(f"share of {name} that is finite", math.nan, math.nan, share) for name, share in growth.finite.items()),
-        Row("refused by flakit's operators", math.nan, positive, refused(w)),
-    ]
-
-
-@functools.lru_cache(maxsize=32)
-def _grown(fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> tuple[Tensor, Growth]:
-    x = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed)
-    return x["w"], run(x, DTYPES[dtype])
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """Growth of the state per token, measured and predicted; its rows are sorted by growth, the fastest first."""
 
     decay: tuple[float, float]
     """The smallest and the largest w."""
     sums: Tensor
     """The running sum of w, [T, rows]: the first token's contribution is multiplied by e to this."""
-    rows: Tensor
+    sizes: Tensor
     """The largest |S_t| of every row, [T, rows]."""
     finite: Mapping[str, float]
     """Fraction of finite values in the output and each gradient."""
@@ -186,14 +159,28 @@ class Shown:
     dtype: torch.dtype
 
 
-def show(*, fed: str, bias: float, T: int, K: int, dtype: str, seed: int) -> Shown:
-    w, growth = _grown(fed, bias, T, K, dtype, seed)
+def show(
+    *,
+    fed: Annotated[str, FED] = "sigmoid",
+    bias: Annotated[float, Range(-8, 8, 0.25)] = 0.0,
+    T: Annotated[int, Range(1, 2048)] = 256,
+    K: Annotated[int, Range(1, 128)] = 32,
+    dtype: Annotated[str, DTYPES] = "float32",
+    seed: int = 0,
+) -> Shown:
+    """Return, for one formula of w, the onset, the finite fractions, and whether flakit's operators refuse w."""
+    x, kind = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed), DTYPES[dtype]
+    w, growth = x["w"], run(x, kind)
+    rows = [
+        _onset("first t with a non-finite state", math.nan, w, growth.onset, kind),
+        Row("share of du that is finite", math.nan, 1.0, growth.finite["du"]),
+        *(Row(f"share of {name} that is finite", math.nan, math.nan, share) for name, share in growth.finite.items()),
+        Row("refused by flakit's operators", math.nan, bool((w > 0).any()), refused(w)),
+    ]
     sums, low_high = _sums(w), tuple(float(end) for end in w.aminmax())
     order = sums[-1].argsort(descending=True)
-    limit = law(w, DTYPES[dtype])
-    return Shown(
-        low_high, sums[:, order], growth.rows[:, order], growth.finite, growth.nan, growth.onset, limit, DTYPES[dtype]
-    )
+    states = sums[:, order], growth.rows[:, order]
+    return Shown(rows, low_high, *states, growth.finite, growth.nan, growth.onset, law(w, kind), kind)
 
 
 def reproduce(seed: int = 0) -> list[Row]:

@@ -101,9 +101,9 @@ class Picture(Drawing):
         self._shares_cells = CellGrid(self.canvas, ax, "shares")
 
     def update(self, shown: Shown) -> None:
-        tokens, top = len(shown.rows), math.log10(torch.finfo(shown.dtype).max)
+        tokens, top = len(shown.sizes), math.log10(torch.finfo(shown.dtype).max)
         with np.errstate(divide="ignore"):
-            sizes = np.log10(shown.rows.double().numpy())
+            sizes = np.log10(shown.sizes.double().numpy())
         largest = sizes.max(1)
         self._line.set_data(range(tokens), np.where(np.isfinite(largest), largest, np.nan))
         self._law.set_data(range(tokens), shown.sums.amax(1) / math.log(10))
@@ -129,7 +129,7 @@ class Picture(Drawing):
         values = {"low": low, "high": high, "shrink": math.exp(low), "grow": math.exp(high)}
         began = WORDS.say("grows" if high > 0 else "fades", **values)
         if shown.onset is None:
-            ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.rows), size=shown.rows[-1].max())
+            ended = WORDS.say("not yet" if high > 0 else "fine", T=len(shown.sizes), size=shown.sizes[-1].max())
         else:
             whole = [name for name in _TENSORS if shown.finite[name] == 1]
             words = WORDS["overflow" if whole == ["du"] else "overflow, more"]
@@ -142,12 +142,12 @@ class Picture(Drawing):
             finite, nan = shown.finite[name], shown.nan[name]
             shares = {"finite": percent(finite), "nan": percent(nan), "inf": percent(1 - finite - nan)}
             return WORDS.say("share", name=name, **shares)
-        t, (sums, rows) = cell.column, (shown.sums[cell.column], shown.rows[cell.column])
-        place = (sums[cell.row], rows[cell.row]) if cell.map == "rows" else (sums.max(), rows.max())
+        t, (sums, sizes) = cell.column, (shown.sums[cell.column], shown.sizes[cell.column])
+        place = (sums[cell.row], sizes[cell.row]) if cell.map == "rows" else (sums.max(), sizes.max())
         total, size = (float(x) for x in place)
         end = torch.finfo(shown.dtype).max
         return WORDS.say(
-            "row" if cell.map == "rows" else "largest", row=cell.row + 1, rows=rows.numel(), t=t, sum=total,
+            "row" if cell.map == "rows" else "largest", row=cell.row + 1, rows=sizes.numel(), t=t, sum=total,
             law=_power(total), size=size,
             true="" if math.isfinite(size) else WORDS.say("true", end=end, dtype=shown.dtype),
         )  # fmt: skip

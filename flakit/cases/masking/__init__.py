@@ -24,7 +24,7 @@ from ...numerics.arguments import one_of
 from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.decay import sum_before
 from ..knobs import DECAY, Range
-from ..laws import LN_MAX, Row, search
+from ..laws import LN_MAX, Measured, Row, search
 
 MASKS = {
     "none": "none: outputs see the future",
@@ -109,26 +109,8 @@ def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, toler
     return search(finite, tolerance=tolerance)
 
 
-def at(
-    *,
-    w: Annotated[float, DECAY] = -2.9,
-    chunk: Annotated[int, Range(2, 128)] = 32,
-    mask: Annotated[str, MASKS] = "where",
-    exclusive: bool = True,
-) -> list[Row]:
-    """Say at one uniform log decay w, chunk and mask which tensors are finite, and where each stops being so."""
-    x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
-    results = run({**x, **{name: x[name].sign() for name in "rkv"}}, mask, exclusive=exclusive)
-    ends, rows = onset(mask, chunk=chunk, exclusive=exclusive), []
-    for tensor, y in results.items():
-        limit = law(mask, tensor=tensor, chunk=chunk, exclusive=exclusive)
-        rows.append(Row(f"{tensor} finite at w = {w:g}", math.nan, -w < limit, bool(y.isfinite().all())))
-        rows.append(Row(f"{tensor} ends at |w|", math.nan, limit, ends[tensor]))
-    return rows
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One channel of one chunk, [C, C]: a row per output, a column per key."""
 
     exponents: Tensor
@@ -146,8 +128,17 @@ class Shown:
     """Whether the output reads before it decays."""
 
 
-def show(*, w: float, chunk: int, mask: str, exclusive: bool = True) -> Shown:
-    """Return the steps behind `at`, with operands of size 1."""
+def show(
+    *,
+    w: Annotated[float, DECAY] = -2.9,
+    chunk: Annotated[int, Range(2, 128)] = 32,
+    mask: Annotated[str, MASKS] = "where",
+    exclusive: bool = True,
+) -> Shown:
+    """Say at one uniform log decay w, chunk and mask which tensors are finite, and where each stops being so.
+
+    Operands have size 1.
+    """
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
     results = run(x, mask, exclusive=exclusive)
@@ -158,7 +149,12 @@ def show(*, w: float, chunk: int, mask: str, exclusive: bool = True) -> Shown:
     (torch.einsum("ik,jk,ijk->ij", r, k, masked) @ v).sum().backward()
     steps = (exponents.detach(), exponentials.detach(), masked.detach(), exponentials.grad, exponents.grad)
     finite = {name: bool(y.isfinite().all()) for name, y in results.items()}
-    return Shown(*(step[..., 0] for step in steps), finite, exclusive)
+    ends, rows = onset(mask, chunk=chunk, exclusive=exclusive), []
+    for tensor, is_finite in finite.items():
+        limit = law(mask, tensor=tensor, chunk=chunk, exclusive=exclusive)
+        rows.append(Row(f"{tensor} finite at w = {w:g}", math.nan, -w < limit, is_finite))
+        rows.append(Row(f"{tensor} ends at |w|", math.nan, limit, ends[tensor]))
+    return Shown(rows, *(step[..., 0] for step in steps), finite, exclusive)
 
 
 def reproduce() -> list[Row]:

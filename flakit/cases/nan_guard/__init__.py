@@ -17,7 +17,7 @@ from torch import Tensor
 from ...numerics.arguments import one_of
 from ...numerics.errors import relative_l2
 from ..knobs import FINITE_DECAY, Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
 """The condition that a guard passes: the fault, and its cure."""
@@ -51,7 +51,7 @@ def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) ->
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One chunk, [C, C]: a row per output, a column per key."""
 
     w: Tensor
@@ -70,33 +70,28 @@ class Shown:
     """The relative L2 error of all outputs."""
 
 
-def show(*, C: int, share: float, w: float, seed: int = 0) -> Shown:
-    """Return the tensors behind `at`."""
+def show(
+    *,
+    C: Annotated[int, Range(1, 256)] = 64,
+    share: Annotated[float, Range(0, 1, 0.05)] = 0.5,
+    w: Annotated[float, FINITE_DECAY] = -0.1,
+    seed: int = 0,
+) -> Shown:
+    """Return the pairs lost, and the error of the outputs, for one chunk with a fraction of tokens without decay."""
     decays = chunk(C, share, w=w, seed=seed)
     q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     guarded, right = (weights(decays, guard) for guard in GUARDS)
     faulty, true = ((q @ k.T * each) @ v for each in (guarded, right))
     off = ((faulty - true).norm(dim=-1) / true.norm(dim=-1)).nan_to_num(0.0)
     g, lost = decays.cumsum(0), (guarded == 0) & (right > 0)
-    return Shown(decays, g[:, None] - g[None, :], right, guarded, lost, off, relative_l2(faulty, true))
-
-
-def at(
-    *,
-    C: Annotated[int, Range(1, 256)] = 64,
-    share: Annotated[float, Range(0, 1, 0.05)] = 0.5,
-    w: Annotated[float, FINITE_DECAY] = -0.1,
-    seed: int = 0,
-) -> list[Row]:
-    """Return the pairs lost, and the error of the outputs, for one chunk with a fraction of tokens without decay."""
-    shown = show(C=C, share=share, w=w, seed=seed)
-    what = f"C = {C}, {share:.0%} of the tokens without decay"
-    return [
-        Row(f"{what}: pairs lost", math.nan, law(shown.w), int(shown.lost.sum())),
-        Row(f"{what}: output off by", math.nan, math.nan, shown.off_by),
+    off_by, what = relative_l2(faulty, true), f"C = {C}, {share:.0%} of the tokens without decay"
+    rows = [
+        Row(f"{what}: pairs lost", math.nan, law(decays), int(lost.sum())),
+        Row(f"{what}: output off by", math.nan, math.nan, off_by),
     ]
+    return Shown(rows, decays, g[:, None] - g[None, :], right, guarded, lost, off, off_by)
 
 
 def reproduce() -> list[Row]:
     """Return rows from no token without decay to all of them."""
-    return [row for share in (0.0, 0.5, 1.0) for row in at(share=share)]
+    return [row for share in (0.0, 0.5, 1.0) for row in show(share=share).rows]

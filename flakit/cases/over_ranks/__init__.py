@@ -17,7 +17,6 @@ differently, an initial state and a gradient at the final one, and holds every g
 in one process, which has no pre-pass, passes; so does one of the last rank, or of the outputs.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,7 +27,7 @@ from torch import Tensor
 from ...numerics.errors import relative_l2
 from ...ops.rwkv6 import chunk_rwkv6
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 T, H, K = 64, 4, 64
 FAULTS = ("head 0's gate", "first rank's D", "none")
@@ -69,7 +68,7 @@ def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tup
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One sequence over ranks, its loss a random sum of outputs."""
 
     fault: str
@@ -96,9 +95,15 @@ class Shown:
         return T // self.ranks
 
 
-@functools.lru_cache(maxsize=16)
-def show(*, ranks: int, w: float, spread: float, fault: str, seed: int = 0) -> Shown:
-    """Return the errors behind `at`."""
+def show(
+    *,
+    ranks: Annotated[int, (2, 4, 8)] = 4,
+    w: Annotated[float, Range(-1.0, 0.0)] = -0.05,
+    spread: Annotated[float, Range(0, 2, 0.1)] = 0.2,
+    fault: Annotated[str, FAULTS] = FAULTS[0],
+    seed: int = 0,
+) -> Shown:
+    """Compare law and measurement over ranks. Head 0 has log decay w, each further head `spread` * w more."""
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)
@@ -133,16 +138,35 @@ def show(*, ranks: int, w: float, spread: float, fault: str, seed: int = 0) -> S
         [relative_l2(a[0, h], b[0, h]) if b.any() else 0.0 for a, b in zip(*entering.values(), strict=True)]
         for h in range(H)
     ]
+    entering, outputs, initial = torch.tensor(off), relative_l2(o, true_o), relative_l2(dfirst, true_dfirst)
+    tokens = ((dv - true_dv).norm(dim=-1) / true_dv.norm(dim=-1).clamp(min=1e-300))[0].T
+    predicted = torch.tensor(
+        [[_law(decays, h, t // L, ranks, fault, L - 1 - t % L) for t in range(T)] for h in range(H)]
+    )
+    parts = [_squares(x, T - L, L, fault, decays[0].item()) for x in decays.tolist()]
+    lost, size = (sum(part) for part in zip(*parts, strict=True))
+    expected = float(fault == FAULTS[1]) or (math.sqrt(lost / size) if lost > 1e-14 * size else 0.0)
+    what, last, recorded = f"{fault}, {ranks} ranks", H - 1, 0.1 if fault == FAULTS[0] and spread else math.nan
+    rows = [
+        Row(f"{what}: the outputs are off by", 0.0, 0.0, outputs),
+        Row(f"{what}: D of the last head, where it enters the first slice, by", math.nan,
+            _law(decays, last, 0, ranks, fault), entering[last, 0].item()),
+        Row(f"{what}: dv of the last head at the first token by", recorded, predicted[last, 0].item(),
+            tokens[last, 0].item()),
+        Row(f"{what}: dv on the last rank by", 0.0, 0.0, tokens[:, -L:].max().item()),
+        Row(f"{what}: the initial state's gradient by", math.nan, expected, initial),
+    ]  # fmt: skip
     return Shown(
+        rows,
         fault,
         ranks,
         decays,
-        torch.tensor(off),
+        entering,
         torch.tensor([[_law(decays, h, n, ranks, fault) for n in range(ranks)] for h in range(H)]),
-        ((dv - true_dv).norm(dim=-1) / true_dv.norm(dim=-1).clamp(min=1e-300))[0].T,
-        torch.tensor([[_law(decays, h, t // L, ranks, fault, L - 1 - t % L) for t in range(T)] for h in range(H)]),
-        relative_l2(o, true_o),
-        relative_l2(dfirst, true_dfirst),
+        tokens,
+        predicted,
+        outputs,
+        initial,
         torch.tensor([relative_l2(dfirst[0, h], true_dfirst[0, h]) for h in range(H)]),
     )
 
@@ -160,33 +184,6 @@ def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int 
     return law(decays[h].item(), behind, walked, fault=fault, read=decays[0].item())
 
 
-def at(
-    *,
-    ranks: Annotated[int, (2, 4, 8)] = 4,
-    w: Annotated[float, Range(-1.0, 0.0)] = -0.05,
-    spread: Annotated[float, Range(0, 2, 0.1)] = 0.2,
-    fault: Annotated[str, FAULTS] = FAULTS[0],
-    seed: int = 0,
-) -> list[Row]:
-    """Compare law and measurement over ranks. Head 0 has log decay w, each further head `spread` * w more."""
-    shown = show(ranks=ranks, w=w, spread=spread, fault=fault, seed=seed)
-    recorded = 0.1 if fault == FAULTS[0] and spread else math.nan
-    decays = shown.decays.tolist()
-    parts = [_squares(x, T - shown.slice, shown.slice, fault, decays[0]) for x in decays]
-    off, size = (sum(part) for part in zip(*parts, strict=True))
-    initial = float(fault == FAULTS[1]) or (math.sqrt(off / size) if off > 1e-14 * size else 0.0)
-    last = H - 1
-    return [
-        Row(f"{fault}, {ranks} ranks: the outputs are off by", 0.0, 0.0, shown.outputs),
-        Row(f"{fault}, {ranks} ranks: D of the last head, where it enters the first slice, by", math.nan,
-            _law(shown.decays, last, 0, ranks, fault), shown.entering[last, 0].item()),
-        Row(f"{fault}, {ranks} ranks: dv of the last head at the first token by", recorded, shown.law[last, 0].item(),
-            shown.tokens[last, 0].item()),
-        Row(f"{fault}, {ranks} ranks: dv on the last rank by", 0.0, 0.0, shown.tokens[:, -shown.slice :].max().item()),
-        Row(f"{fault}, {ranks} ranks: the initial state's gradient by", math.nan, initial, shown.initial),
-    ]  # fmt: skip
-
-
 def reproduce() -> list[Row]:
     """Return each fault over two and over eight ranks."""
-    return [row for fault in FAULTS for ranks in (2, 8) for row in at(ranks=ranks, fault=fault)]
+    return [row for fault in FAULTS for ranks in (2, 8) for row in show(ranks=ranks, fault=fault).rows]

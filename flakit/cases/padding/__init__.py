@@ -43,7 +43,7 @@ from ...ops.common.dispatch import choose_backend
 from ..anchor.operators import OPERATORS, TENSORS
 from ..anchor.schemes import Products
 from ..knobs import FINITE_DECAY, Range
-from ..laws import LN_MAX, Row, search
+from ..laws import LN_MAX, Measured, Row, search
 
 FORMS = {
     "chunk": "padding loaded as 0, every later block of the chunk visited: GSA",
@@ -264,41 +264,17 @@ RECORDED = {
 24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not."""
 
 
-def at(
-    *,
-    T: Annotated[int, Range(1, 320)] = 120,
-    gate: Annotated[float, FINITE_DECAY] = -1.86,
-    form: Annotated[str, FORMS] = "chunk",
-    op: Annotated[str, KEY_GRADIENT] = "gsa",
-    uneven: Annotated[float, Range(1 / 16, 1, 1 / 16)] = 1.0,
-    chunk: Annotated[int, (32, 64, 128)] = 64,
-    block: Annotated[int, (8, 16, 32)] = 16,
-) -> list[Row]:
-    """Return, for one length and gate (natural log), the tokens with a NaN key gradient, and the gate of the onset."""
-    sizes, nan = {"chunk": chunk, "block": block}, math.nan
-    lost = _lost(T, gate, nan, form, op, uneven, 16, **sizes)
-    ends = Row(f"T = {T}: |g| at which it begins", nan, law(T, form, **sizes), _onset(T, form, op, **sizes))
-    return [lost, ends, *clamp_rows(T, form, op, **sizes)]
-
-
-@lru_cache(maxsize=8)
-def _run(T: int, gate: float, form: str, op: str, uneven: float, K: int, **sizes) -> tuple[dict, dict]:
-    x = inputs(T, gate, op=op, K=K, M=K, uneven=uneven)
-    return x, run(x, form, op=op, **sizes)
-
-
 @lru_cache(maxsize=512)
 def _onset(T: int, form: str, op: str, **sizes) -> float:
     return onset(T, form, op=op, highest=1e4, **sizes)
 
 
-def _lost(T: int, gate: float, recorded: str, form: str, op: str, uneven: float = 1.0, K: int = 4, **sizes) -> Row:
-    x, results = _run(T, gate, form, op, uneven, K, **sizes)
+def _lost(x: Mapping, results: Mapping, gate: float, recorded: str, form: str, op: str, **sizes) -> Row:
     law = tokens(predicted(x, form, op=op, **sizes))
     measured = tokens(~results[KEY_GRADIENT[op]].isfinite())
     if not results["o"].isfinite().all():
         measured += ", and o"
-    return Row(f"T = {T}, g = {gate:g}: tokens lost", recorded, law, measured)
+    return Row(f"T = {x['k'].shape[1]}, g = {gate:g}: tokens lost", recorded, law, measured)
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:
@@ -312,7 +288,7 @@ def tokens(lost: Tensor, first: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The last chunk of a sequence; the rows of the key's gradient are channels."""
 
     op: str
@@ -342,10 +318,26 @@ class Shown:
     """The measured counterpart at this length."""
 
 
-def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, block: int) -> Shown:
+def show(
+    *,
+    T: Annotated[int, Range(1, 320)] = 120,
+    gate: Annotated[float, FINITE_DECAY] = -1.86,
+    form: Annotated[str, FORMS] = "chunk",
+    op: Annotated[str, KEY_GRADIENT] = "gsa",
+    uneven: Annotated[float, Range(1 / 16, 1, 1 / 16)] = 1.0,
+    chunk: Annotated[int, (32, 64, 128)] = 64,
+    block: Annotated[int, (8, 16, 32)] = 16,
+) -> Shown:
+    """Return, for one length and gate (natural log), the tokens with a NaN key gradient, and the gate of the onset."""
     sizes = {"chunk": chunk, "block": block}
-    x, results = _run(T, gate, form, op, uneven, 16, **sizes)
-    _, right = _run(T, gate, "right", op, uneven, 16, **sizes)
+    x = inputs(T, gate, op=op, uneven=uneven)
+    results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
+    begins = _onset(T, form, op, **sizes)
+    rows = [
+        _lost(x, results, gate, math.nan, form, op, **sizes),
+        Row(f"T = {T}: |g| at which it begins", math.nan, law(T, form, **sizes), begins),
+        *clamp_rows(T, form, op, **sizes),
+    ]
     real, name = T % chunk or chunk, KEY_GRADIENT[op]
     last = slice(T - real, T)
     w, (inclusive,) = split_chunks(x[OPERATORS[op].decay], chunk, torch.float32), set(OPERATORS[op].reads.values())
@@ -358,12 +350,12 @@ def show(*, T: int, gate: float, form: str, op: str, uneven: float, chunk: int, 
             exponents[tile.keys.start // block, tile.rows] = formed.exponents(tile)[0][0, 0, -1].amax(-1)
     empty = torch.where(formed.visited[-1, :, 0], 0.0 if form != "right" else -math.inf, math.nan)
     return Shown(
-        op=op, form=form, first=T - real, real=real,
+        rows, op=op, form=form, first=T - real, real=real,
         gates=torch.where(formed.real[-1, :, 0], formed.gi[0, 0, -1, :, 0], empty), block=block,
         exponents=exponents, gradient=results[name][0, last, 0].T,
         right=right[name][0, last, 0].T, finite={name: bool(y.isfinite().all()) for name, y in results.items()},
         gate=gate, limits=[law(chunk + rows, form, **sizes) for rows in range(1, chunk + 1)],
-        onset=_onset(T, form, op, **sizes),
+        onset=begins,
     )  # fmt: skip
 
 
@@ -380,5 +372,9 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
     """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
-    rows = [_lost(T, gate, recorded, form, op) for T, gates in RECORDED.items() for gate, recorded in gates.items()]
+    rows = []
+    for T, gates in RECORDED.items():
+        for gate, recorded in gates.items():
+            x = inputs(T, gate, op=op, K=4, M=4)
+            rows.append(_lost(x, run(x, form, op=op), gate, recorded, form, op))
     return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]

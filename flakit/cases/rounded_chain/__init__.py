@@ -13,7 +13,6 @@ process, the probe `truth` detects a single product, 3e-4 where 1e-5 is allowed;
 rounding for sequences as short as the audit's. Tests with short sequences, or with strong decay, pass.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from ...numerics.errors import relative_l2
 from ..knobs import Range
-from ..laws import Row, rounded
+from ..laws import Measured, Row, rounded
 
 K, CHUNK = 64, 64
 BITS = {"bfloat16": 8, "TF32": 11, "three TF32": 11, "float32": 24}
@@ -83,7 +82,7 @@ def transitions(chunks: int, seed: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """A chain, measured after 2, 4, 8 … chunks."""
 
     way: str
@@ -93,9 +92,10 @@ class Shown:
     law: tuple[float, ...]
 
 
-@functools.lru_cache(maxsize=16)
-def show(*, chunks: int, way: str, seed: int = 0) -> Shown:
-    """Return the errors behind `at`."""
+def show(
+    *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
+) -> Shown:
+    """Return the error of a chain of so many chunks of 64 tokens without decay."""
     true = got = torch.eye(K, dtype=torch.float64)
     counts, errors, laws = [], [], []
     for n, M in enumerate(transitions(chunks, seed), 1):
@@ -105,17 +105,10 @@ def show(*, chunks: int, way: str, seed: int = 0) -> Shown:
             counts.append(n)
             errors.append(relative_l2(got, true))
             laws.append(law(n, way))
-    return Shown(way, tuple(counts), tuple(errors), tuple(laws))
-
-
-def at(
-    *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
-) -> list[Row]:
-    """Return the error of a chain of so many chunks of 64 tokens without decay."""
-    shown = show(chunks=chunks, way=way, seed=seed)
-    return [Row(f"{way}, {chunks} chunks: the chain is off by", math.nan, law(chunks, way), shown.errors[-1], 0.08)]
+    row = Row(f"{way}, {chunks} chunks: the chain is off by", math.nan, laws[-1], errors[-1], 0.08)
+    return Shown([row], way, tuple(counts), tuple(errors), tuple(laws))
 
 
 def reproduce() -> list[Row]:
     """Return the errors of 2, 32 and 512 chunks in every way."""
-    return [row for way in WAYS for chunks in (2, 32, 512) for row in at(chunks=chunks, way=way)]
+    return [row for way in WAYS for chunks in (2, 32, 512) for row in show(chunks=chunks, way=way).rows]

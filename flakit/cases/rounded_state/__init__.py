@@ -10,7 +10,6 @@ the gradients are those of a state that continues. Random writes hide it: their 
 tokens. The cure is a float32 state, which counts to 2^24; rounding the returned state costs a single rounding.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,7 +20,7 @@ from torch import Tensor
 from ...numerics.arguments import one_of
 from ...numerics.gradients import rounding_error
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 BITS = {"bfloat16": 8, "float16": 11}
 """Significand bits of each format, including the hidden one."""
@@ -67,7 +66,7 @@ def spread(true: Tensor, dtype: str, between: bool = True) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The state after each token, rounded and in float64, [T] each."""
 
     rounded: Tensor
@@ -75,6 +74,8 @@ class Shown:
     dtype: str
     writes: str
     between: bool
+    lost: float
+    """The error of the last state, relative to the largest state."""
 
     @property
     def stopped(self) -> int | None:
@@ -83,40 +84,30 @@ class Shown:
         at = (steps == 0).nonzero()
         return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None
 
-    @property
-    def lost(self) -> float:
-        """The error of the last state, relative to the largest state."""
-        return ((self.rounded[-1] - self.true[-1]).abs() / self.true.abs().max()).item()
 
-
-@functools.lru_cache(maxsize=8)
-def show(*, tokens: int, dtype: str, writes: str, between: bool, seed: int) -> Shown:
-    """Return the states behind `at`."""
-    v = written(tokens, writes, seed)
-    return Shown(run(v, dtype, between=between).double(), v.double().cumsum(0), dtype, writes, between)
-
-
-def at(
+def show(
     *,
     tokens: Annotated[int, Range(16, 4096, log=True)] = 1024,
     dtype: Annotated[str, BITS] = "bfloat16",
     writes: Annotated[str, WRITES] = WRITES[0],
     between: bool = True,
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Compare the final state with the law, after so many writes without decay."""
-    shown = show(tokens=tokens, dtype=dtype, writes=writes, between=between, seed=seed)
-    label = f"{tokens} writes, {writes}, {dtype} at each token"
-    if not between:
-        label = f"{tokens} writes, {writes}, {dtype} at last"
+    v = written(tokens, writes, seed)
+    rounded, true = run(v, dtype, between=between).double(), v.double().cumsum(0)
+    lost = ((rounded[-1] - true[-1]).abs() / true.abs().max()).item()
+    label = f"{tokens} writes, {writes}, {dtype} at {'each token' if between else 'last'}"
     if writes == WRITES[1]:
-        limit = 4 * spread(shown.true, dtype, between)
-        return [Row(f"{label}: the state is off by no more than its roundings", math.nan, True, shown.lost <= limit)]
-    within = 2.0 ** -BITS[dtype]
-    return [Row(f"{label}: the state", math.nan, law(tokens, dtype, between), float(shown.rounded[-1]), within)]
+        small = lost <= 4 * spread(true, dtype, between)
+        row = Row(f"{label}: the state is off by no more than its roundings", math.nan, True, small)
+    else:
+        expected, within = law(tokens, dtype, between), 2.0 ** -BITS[dtype]
+        row = Row(f"{label}: the state", math.nan, expected, float(rounded[-1]), within)
+    return Shown([row], rounded, true, dtype, writes, between, lost)
 
 
 def reproduce() -> list[Row]:
     """Return where each format stops, that float32 does not, and that random writes hide it."""
-    rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in at(tokens=tokens, dtype=dtype)]
-    return [*rows, *at(between=False), *at(writes=WRITES[1])]
+    rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in show(tokens=tokens, dtype=dtype).rows]
+    return rows + show(between=False).rows + show(writes=WRITES[1]).rows

@@ -10,7 +10,6 @@ right, everything is finite, and which partial sum remains depends on the order 
 stores its partial sum at its own address, and a second step adds them up (or atomics do, in varying order).
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ...numerics.evaluate import cotangents, evaluate
 from ...numerics.inputs import inputs
-from ..laws import Row
+from ..laws import Measured, Row
 
 T, K = 96, 16
 """Tokens, and key channels, of one head."""
@@ -53,7 +52,7 @@ def law(V: int, block: int) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One gradient as stored and the true one, [T, K] each, and the errors of all by name."""
 
     stored: Tensor
@@ -68,32 +67,25 @@ class Shown:
         return math.ceil(self.V / self.block)
 
 
-@functools.lru_cache(maxsize=16)
-def show(*, V: int, block: int, tensor: str, summed: bool, seed: int) -> Shown:
-    """Return the tensors behind `at`."""
-    parts = shares(V, block, seed)
-    true = {name: sum(part[name].double() for part in parts) for name in SHARED}
-    stored = true if summed else {name: parts[-1][name].double() for name in SHARED}
-    errors = {name: ((stored[name] - true[name]).norm() / true[name].norm()).item() for name in SHARED}
-    return Shown(stored[tensor][0, :, 0], true[tensor][0, :, 0], errors, V, block, summed)
-
-
-def at(
+def show(
     *,
     V: Annotated[int, SIZES] = 64,
     block: Annotated[int, SIZES] = 32,
     tensor: Annotated[str, ("dr", "dk", "dw")] = "dk",
     summed: bool = False,
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Return the error of a gradient that sums over v's columns, for one V and block size."""
-    shown = show(V=V, block=block, tensor=tensor, summed=summed, seed=seed)
-    setting = f"V = {V} in blocks of {block}, shares added" if summed else f"V = {V} in blocks of {block}"
-    what = f"{setting}: error of {tensor}"
-    return [Row(what, math.nan, 0.0 if summed else law(V, block), shown.errors[tensor], 0.12)]
+    parts = shares(V, block, seed)
+    true = {name: sum(part[name].double() for part in parts) for name in SHARED}
+    stored = true if summed else {name: parts[-1][name].double() for name in SHARED}
+    errors = {name: ((stored[name] - true[name]).norm() / true[name].norm()).item() for name in SHARED}
+    what = f"V = {V} in blocks of {block}{', shares added' if summed else ''}: error of {tensor}"
+    row = Row(what, math.nan, 0.0 if summed else law(V, block), errors[tensor], 0.12)
+    return Shown([row], stored[tensor][0, :, 0], true[tensor][0, :, 0], errors, V, block, summed)
 
 
 def reproduce() -> list[Row]:
     """Return the error of each gradient by the number of blocks, and with the partial sums added."""
-    rows = [row for V in SIZES for tensor in ("dr", "dk", "dw") for row in at(V=V, block=16, tensor=tensor)]
-    return [*rows, *at(V=128, block=16, summed=True)]
+    rows = [row for V in SIZES for tensor in ("dr", "dk", "dw") for row in show(V=V, block=16, tensor=tensor).rows]
+    return rows + show(V=128, block=16, summed=True).rows

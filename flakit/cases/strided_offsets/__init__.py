@@ -15,7 +15,6 @@ half is right, the rest is uninitialised memory. The cure is one `.contiguous()`
 and the fraction that no program computes.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.dispatch import choose_backend
 from ...ops.rwkv6 import reference
 from ..knobs import Range
-from ..laws import Row, kernel_place
+from ..laws import Measured, Row, kernel_place
 
 DECAY = -0.01
 """The log decay per token, so weak that a wrong start shows in all later tokens."""
@@ -166,11 +165,6 @@ def _tried(starts: Tensor, name: str, raw: bool, seed: int, backend: str | None 
     return laid_out, _errors(inputs(int(starts[-1]), device=device, seed=seed), laid_out, raw, backend or able)
 
 
-@functools.lru_cache(maxsize=1)
-def _tried_once(layout: str, raw: bool, sequences: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    return _tried(offsets(sequences, length, seed=seed), layout, raw, seed)
-
-
 def _rows(laid_out: Tensor, errors: Tensor, name: str, raw: bool) -> list[Row]:
     ends, measured = laid_out.tolist(), _share(errors)
     predicted = law(ends, in_memory(ends, name) if raw else ends)
@@ -184,20 +178,8 @@ def _rows(laid_out: Tensor, errors: Tensor, name: str, raw: bool) -> list[Row]:
     ]
 
 
-def at(
-    *,
-    layout: Annotated[str, LAYOUTS] = "every second of the halves",
-    raw: bool = True,
-    sequences: Annotated[int, Range(1, 16)] = 5,
-    length: Annotated[int, Range(2, 32)] = 10,
-    seed: int = 0,
-) -> list[Row]:
-    """Compare the law with packed sequences of about `length` tokens, offsets in one layout, read raw or strided."""
-    return _rows(*_tried_once(layout, raw, sequences, length, seed), layout, raw)
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The memory, the numbers read from it, and the errors."""
 
     memory: list[int]
@@ -221,12 +203,19 @@ class Shown:
         return self.memory[:: self.step][: len(self.offsets)]
 
 
-def show(*, layout: str, raw: bool, sequences: int, length: int, seed: int) -> Shown:
-    """Return the tensors behind `at`."""
-    laid_out, errors = _tried_once(layout, raw, sequences, length, seed)
+def show(
+    *,
+    layout: Annotated[str, LAYOUTS] = "every second of the halves",
+    raw: bool = True,
+    sequences: Annotated[int, Range(1, 16)] = 5,
+    length: Annotated[int, Range(2, 32)] = 10,
+    seed: int = 0,
+) -> Shown:
+    """Compare the law with packed sequences of about `length` tokens, offsets in one layout, read raw or strided."""
+    laid_out, errors = _tried(offsets(sequences, length, seed=seed), layout, raw, seed)
     stride = laid_out.stride(0)
     memory = laid_out.as_strided(((len(laid_out) - 1) * stride + 1,), (1,)).tolist()
-    return Shown(memory, stride, 1 if raw else stride, errors, _wrong(errors))
+    return Shown(_rows(laid_out, errors, layout, raw), memory, stride, 1 if raw else stride, errors, _wrong(errors))
 
 
 def reproduce(backend: str | None = None) -> list[Row]:

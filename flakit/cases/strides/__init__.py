@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...numerics.arguments import one_of
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 
 def _heads_first(x: Tensor) -> Tensor:
@@ -95,22 +95,8 @@ def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict
     return {**inputs, **{name: blind(layout(inputs[name].detach(), kind)) for name, kind in names.items()}}
 
 
-def at(
-    *,
-    layout: Annotated[str, LAYOUTS] = "heads first, transposed",
-    B: Annotated[int, Range(1, 8)] = 2,
-    T: Annotated[int, Range(1, 512)] = 100,
-    H: Annotated[int, Range(1, 32)] = 4,
-    D: Annotated[int, Range(1, 128)] = 64,
-) -> list[Row]:
-    """Compare law and measurement for one layout of a tensor [B, T, H, D]."""
-    shape = (B, T, H, D)
-    sizes = list(shape)
-    return [Row(f"{sizes}: misread", math.nan, law(layout, shape), measured(layout, shape))]
-
-
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The rows [T, H] of the first sequence, D numbers each; a row's number is t H + h."""
 
     layout: str
@@ -126,14 +112,24 @@ class Shown:
     """The fraction of misread elements in the batch."""
 
 
-def show(*, layout: str, B: int, T: int, H: int, D: int) -> Shown:
-    """Return the rows behind `at`."""
-    meant, read = _numbered(layout, (B, T, H, D))
+def show(
+    *,
+    layout: Annotated[str, LAYOUTS] = "heads first, transposed",
+    B: Annotated[int, Range(1, 8)] = 2,
+    T: Annotated[int, Range(1, 512)] = 100,
+    H: Annotated[int, Range(1, 32)] = 4,
+    D: Annotated[int, Range(1, 128)] = 64,
+) -> Shown:
+    """Compare law and measurement for one layout of a tensor [B, T, H, D]."""
+    shape = (B, T, H, D)
+    meant, read = _numbered(layout, shape)
+    misread = _misread(meant, read)
+    row = Row(f"{list(shape)}: misread", math.nan, law(layout, shape), misread)
     # The last element identifies a row: a row is beyond the memory if any of its elements is.
     rows = ((x[0, ..., -1].abs() - 1) // D for x in (meant, read))
-    return Shown(layout, (B, T, H, D), meant.stride(), *rows, read[0, ..., -1] < 0, _misread(meant, read))
+    return Shown([row], layout, shape, meant.stride(), *rows, read[0, ..., -1] < 0, misread)
 
 
 def reproduce() -> list[Row]:
     """Return the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
-    return [row._replace(what=f"{name}, {row.what}") for name in LAYOUTS for row in at(layout=name)]
+    return [row._replace(what=f"{name}, {row.what}") for name in LAYOUTS for row in show(layout=name).rows]

@@ -33,7 +33,7 @@ from ...numerics.inputs import inputs as make_inputs
 from ...ops.common.dispatch import choose_backend, has_triton
 from ...ops.rwkv6 import reference
 from ..knobs import Range
-from ..laws import Row, kernel_place
+from ..laws import Measured, Row, kernel_place
 
 STORY = {(64, 64): 0, (100, 120): 992, (40, 64): 384}
 """Recorded number of wrong entries of the state by (K, V), in tiles of 32 x 32."""
@@ -193,41 +193,11 @@ def _row(tile: tuple[int, int], transposed: bool, error: str | None = None, line
 
 
 MOST = 128
-"""The largest K and V of `at`."""
-
-
-def at(
-    *,
-    K: Annotated[int, Range(1, MOST)] = 100,
-    V: Annotated[int, Range(1, MOST)] = 120,
-    BK: Annotated[int, (16, 32, 64, 128)] = 32,
-    BV: Annotated[int, (16, 32, 64, 128)] = 32,
-    transposed: bool = True,
-) -> list[Row]:
-    """Count the wrong entries of one state [K, V] in tiles BK x BV, with the kernel if this process can run it."""
-    predicted = law(K, V, BK, BV) if transposed else 0
-    try:
-        x, result = _loaded_once(K, V, BK, BV, transposed)
-        count = int((result.seen != x["initial_state"]).sum())
-    except DoesNotCompile:
-        count = _REFUSED
-    what = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries"
-    return [Row(what, math.nan, _REFUSED if predicted is None else predicted, count)]
-
-
-_REFUSED = "does not compile"
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded_once(K: int, V: int, BK: int, BV: int, transposed: bool) -> tuple[dict[str, Tensor], Run]:
-    """Return the inputs of one token, and the result."""
-    device, backend = kernel_place()
-    x = inputs(K, V, T=1, device=device)
-    return x, run(x, BK, BV, transposed=transposed, backend=backend)
+"""The largest K and V of `show`."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """A state [K, V] as loaded, and the number of wrong entries at other sizes."""
 
     tile: tuple[int, int]
@@ -245,17 +215,29 @@ class Shown:
     """Relative L2 error of the first token's dr."""
 
 
-def show(*, K: int, V: int, BK: int, BV: int, transposed: bool) -> Shown:
-    """Return the tensors behind `at`."""
-    x = inputs(K, V, T=1)
-    state, tile = x["initial_state"][0, 0], (BK, BV)
+def show(
+    *,
+    K: Annotated[int, Range(1, MOST)] = 100,
+    V: Annotated[int, Range(1, MOST)] = 120,
+    BK: Annotated[int, (16, 32, 64, 128)] = 32,
+    BV: Annotated[int, (16, 32, 64, 128)] = 32,
+    transposed: bool = True,
+) -> Shown:
+    """Count the wrong entries of one state [K, V] in tiles BK x BV, with the kernel if this process can run it."""
+    (device, backend), x, tile = kernel_place(), inputs(K, V, T=1), (BK, BV)
+    state, predicted = x["initial_state"][0, 0], law(K, V, BK, BV) if transposed else 0
+    what, refused = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries", "does not compile"
+    expected = refused if predicted is None else predicted
     try:
-        result = _loaded_once(K, V, BK, BV, transposed)[1]
+        result = run({name: y.to(device) for name, y in x.items()}, BK, BV, transposed=transposed, backend=backend)
     except DoesNotCompile:
-        return Shown(tile, transposed, state, None, None, None, math.nan)
+        row = Row(what, math.nan, expected, refused)
+        return Shown([row], tile, transposed, state, None, None, None, math.nan)
+    seen = result.seen[0, 0].cpu()
+    row = Row(what, math.nan, expected, int((seen != state).sum()))
     mask = tiles(K, V, BK, BV, transposed=transposed)
     error = relative_l2(result.dr.cpu(), truth("rwkv6", x)["dr"])
-    return Shown(tile, transposed, state, result.seen[0, 0].cpu(), mask, _counts(BK, transposed), error)
+    return Shown([row], tile, transposed, state, seen, mask, _counts(BK, transposed), error)
 
 
 @functools.lru_cache(maxsize=8)

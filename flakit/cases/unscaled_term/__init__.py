@@ -15,7 +15,6 @@ such a term: it passes 0, -1 and others besides 1, and 0 must give 0. Two cures:
 the library now does, or add the term to the loss, where autograd does so and the log shows it.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -26,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from ...numerics.arguments import one_of
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 T, VOCAB, FACTOR = 24, 64, 1e-4
 """Tokens, vocabulary size, and RWKV's factor of the term."""
@@ -72,7 +71,7 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The largest logit of each token, [T], and parts of its gradient, divided by the scale."""
 
     largest: Tensor
@@ -83,16 +82,14 @@ class Shown:
     got: Tensor
     """The actual gradient of the term."""
     scale: float
-
-    @property
-    def left(self) -> float:
-        """The fraction of the term that remains."""
-        return (self.got @ self.wanted / (self.wanted @ self.wanted)).item()
+    left: float
+    """The fraction of the term that remains."""
 
 
-@functools.lru_cache(maxsize=32)
-def show(*, scale: float, way: str, seed: int) -> Shown:
-    """Return the tensors behind `at`, in float64."""
+def show(
+    *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
+) -> Shown:
+    """Return the fraction of the term that remains after one scale of the loss is divided out, in float64."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(T, VOCAB, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(VOCAB, (T,), generator=generator)
@@ -103,18 +100,13 @@ def show(*, scale: float, way: str, seed: int) -> Shown:
     alone = gradient(cross_entropy(logits, targets))
     total = gradient(scale * with_term(cross_entropy(logits, targets), logits, way)) / scale
     largest, at = logits.detach().max(-1, keepdim=True)
-    parts = (alone, pull(logits.detach()), total - alone)
-    return Shown(largest[:, 0], *(part.gather(-1, at)[:, 0] for part in parts), scale)
-
-
-def at(
-    *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
-) -> list[Row]:
-    """Return the fraction of the term that remains after one scale of the loss is divided out."""
-    what = f"{way}, loss × {scale:.4g}: of the term is left"
-    return [Row(what, math.nan, law(scale, way), show(scale=scale, way=way, seed=seed).left)]
+    parts = alone, pull(logits.detach()), total - alone
+    alone, wanted, got = (part.gather(-1, at)[:, 0] for part in parts)
+    left = (got @ wanted / (wanted @ wanted)).item()
+    row = Row(f"{way}, loss × {scale:.4g}: of the term is left", math.nan, law(scale, way), left)
+    return Shown([row], largest[:, 0], alone, wanted, got, scale, left)
 
 
 def reproduce() -> list[Row]:
     """Return rows for no scale, eight micro-batches, a weight and a loss scaler, in every way."""
-    return [row for way in WAYS for scale in (1.0, 1 / 8, 0.1, 2.0**16) for row in at(scale=scale, way=way)]
+    return [row for way in WAYS for scale in (1.0, 1 / 8, 0.1, 2.0**16) for row in show(scale=scale, way=way).rows]

@@ -10,7 +10,6 @@ sequences are right. If the memory holds an earlier tensor, all is finite, and d
 The cure is one small kernel that reads the last offset and writes zeros after it.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,7 +21,7 @@ from ...numerics.arguments import one_of
 from ...numerics.evaluate import evaluate
 from ...numerics.inputs import inputs
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 CHANNELS = 16
 """Channels of keys and of the layer's inputs: dW is [16, 16]."""
@@ -75,7 +74,7 @@ def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> f
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The returned dk, and the weight's gradient from it."""
 
     dk: Tensor
@@ -86,29 +85,16 @@ class Shown:
     """dW [CHANNELS, CHANNELS] of all rows."""
     true: Tensor
     """dW of the sequences' rows."""
+    error: float
+    """Relative L2 error of dW, inf if it is NaN."""
 
     @property
     def lost(self) -> Tensor:
         """The unwritten elements of dk that are not 0, boolean [rows, CHANNELS]."""
         return (torch.arange(len(self.dk)) >= self.tokens)[:, None] & (self.dk != 0)
 
-    @property
-    def error(self) -> float:
-        """Relative L2 error of dW, inf if it is NaN."""
-        error = ((self.computed - self.true).norm() / self.true.norm()).item()
-        return math.inf if math.isnan(error) else error
 
-
-@functools.lru_cache(maxsize=4)
-def show(*, tokens: int, padding: int, memory: str, times: float, zeroed: bool, seed: int) -> Shown:
-    """Return the tensors behind `at`."""
-    dk = written(tokens, seed)
-    back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
-    true = torch.cat((dk, torch.zeros(padding, CHANNELS)))
-    return Shown(back, tokens, weight_gradient(back, seed), weight_gradient(true, seed))
-
-
-def at(
+def show(
     *,
     tokens: Annotated[int, Range(10, 500, 10)] = 100,
     padding: Annotated[int, Range(0, 256, 4)] = 28,
@@ -116,18 +102,21 @@ def at(
     times: Annotated[float, Range(0.01, 1e6, log=True)] = 1.0,
     zeroed: bool = False,
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Compare law and measurement for packed sequences with padding, by the previous contents of the memory."""
-    shown = show(tokens=tokens, padding=padding, memory=memory, times=times, zeroed=zeroed, seed=seed)
+    dk = written(tokens, seed)
+    back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
+    right = torch.cat((dk, torch.zeros(padding, CHANNELS)))
+    computed, true = (weight_gradient(each, seed) for each in (back, right))
+    error = ((computed - true).norm() / true.norm()).nan_to_num(math.inf).item()
     predicted = 0.0 if zeroed else law(tokens, padding, memory, times)
-    contents = "zeroed" if zeroed else memory
-    what = f"{tokens} tokens, {padding} rows of padding, {contents}: error of dW"
-    return [Row(what, math.nan, predicted, shown.error, 0.3)]
+    what = f"{tokens} tokens, {padding} rows of padding, {'zeroed' if zeroed else memory}: error of dW"
+    return Shown([Row(what, math.nan, predicted, error, 0.3)], back, tokens, computed, true, error)
 
 
 def reproduce() -> list[Row]:
     """Return the error of a weight's gradient by the previous contents of the memory, and with the cure."""
-    rows = [row for memory in MEMORY for row in at(memory=memory)]
+    rows = [row for memory in MEMORY for row in show(memory=memory).rows]
     for tokens, padding, times in ((400, 112, 1.0), (100, 28, 100.0)):
-        rows += at(tokens=tokens, padding=padding, times=times)
-    return rows + at(memory="NaN", zeroed=True)
+        rows += show(tokens=tokens, padding=padding, times=times).rows
+    return rows + show(memory="NaN", zeroed=True).rows

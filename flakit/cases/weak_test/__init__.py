@@ -29,7 +29,7 @@ from ...numerics.inputs import inputs as make_inputs
 from ...ops.rwkv7 import reference
 from ..blind_measure import TOLERANCE
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 SIGMOID_SQUARED = 0.2934
 """E[sigmoid(x)^2] for a standard normal x."""
@@ -106,7 +106,7 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """Contributions to o by distance, and a forgetful operator's error, with the test's decays and with the model's."""
 
     keep: int
@@ -126,37 +126,31 @@ def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor
     return x, o, seen / o.flatten(1).norm(dim=1)[:, None]
 
 
-@lru_cache(maxsize=4)
-def show(*, keep: int, K: int, T: int, seed: int = 0) -> Shown:
-    """Return the errors of `at`, and the contributions behind them."""
-    x, o, seen = _drawn(K, T, seed)
-    off = tuple(relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
-    return Shown(keep, tuple(seen), off)
-
-
-def at(
+def show(
     *,
     keep: Annotated[int, Range(1, 6)] = 3,
     K: Annotated[int, Range(8, 64, 8)] = 32,
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
-) -> list[Row]:
+) -> Shown:
     """Return the error of keeping `keep` tokens, by the test's and the model's decays, and whether 0.005 accepts it."""
-    fast, real = show(keep=keep, K=K, T=T, seed=seed).off
+    x, o, seen = _drawn(K, T, seed)
+    fast, real = (relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     predicted = law(keep, K)
     recorded = 8e-4 if (keep, K) == (3, 32) else math.nan
     within = 1.5 * math.sqrt(9 * 1.6**keep / (2 * T))  # 3 standard deviations over 24 seeds
-    return [
+    rows = [
         Row(f"keeps {keep} tokens, w in [-8, -6]: o off by", recorded, predicted, fast, within),
         Row(f"keeps {keep} tokens, w in [-8, -6]: passes at 0.005", math.nan, predicted < TOLERANCE, fast < TOLERANCE),
         Row(f"keeps {keep} tokens, the model's decays: o off by", math.nan, math.nan, real),
         Row(f"keeps {keep} tokens, the model's decays: passes at 0.005", math.nan, False, real < TOLERANCE),
     ]
+    return Shown(rows, keep, tuple(seen), (fast, real))
 
 
 def reproduce() -> list[Row]:
     """Return the test's verdict on operators that keep one, two and three tokens, and on one that resets its state."""
-    rows = [row for keep in (1, 2, 3) for row in at(keep=keep)]
+    rows = [row for keep in (1, 2, 3) for row in show(keep=keep).rows]
     for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)
         error = relative_l2(resetting(x), reference.forward(**x)[0])

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...numerics.errors import relative_l2
 from ...ops.common.dispatch import choose_backend
 from ..knobs import DECAY, Range
-from ..laws import LN_MAX, Row, kernel_place, search
+from ..laws import LN_MAX, Measured, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
@@ -96,7 +96,7 @@ class Anchored:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """One block at one decay."""
 
     K: int
@@ -112,9 +112,18 @@ class Shown:
     """The relative L2 error of all heads' scores with the wrong anchor."""
 
 
-@functools.lru_cache(maxsize=1)
-def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown:
-    """Return the tensors behind `at` at log decay w. ValueError for fewer than 1 head or 2 rows."""
+def show(
+    *,
+    H: Annotated[int, Range(1, 16)] = 4,
+    block: Annotated[int, Range(2, 64)] = 16,
+    spread: Annotated[float, Range(0, 1, 0.05)] = 0.0,
+    w: Annotated[float, DECAY] = -1.0,
+    seed: int = 0,
+) -> Shown:
+    """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w.
+
+    ValueError for fewer than 1 head or 2 rows.
+    """
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()
@@ -130,27 +139,17 @@ def show(*, H: int, block: int, spread: float, w: float, seed: int = 0) -> Shown
         by_anchor[wrong] = Anchored(rows, exponents, exponents.exp(), (-exponents).exp(), got)
     reach = by_anchor[True].exponents.abs().amax(0)
     error = relative_l2(by_anchor[True].scores, exact_scores)
-    return Shown(logs.shape[-1], g[..., 0], by_anchor[True], by_anchor[False], exact_scores, int(reach.argmax()), error)
-
-
-def at(
-    *,
-    H: Annotated[int, Range(1, 16)] = 4,
-    block: Annotated[int, Range(2, 64)] = 16,
-    spread: Annotated[float, Range(0, 1, 0.05)] = 0.0,
-    w: Annotated[float, DECAY] = -1.0,
-    seed: int = 0,
-) -> list[Row]:
-    """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w."""
-    error, rows = show(H=H, block=block, spread=spread, w=w, seed=seed).off, []
+    setting, rows = f"H = {H}, spread {spread:g}", []
     for which, wrong in (("wrong", True), ("right", False)):
-        what = f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins"
         limit = law(decays(block, H, spread=spread), wrong=wrong)
+        what = f"{setting}, {which} anchor: |w| at which NaN begins"
         rows.append(Row(what, math.nan, limit, _begins(H, block, spread, wrong)))
     recorded = 1e-7 if w == -1 else math.nan
-    return [*rows, Row(f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}", recorded, math.nan, error)]
+    rows.append(Row(f"{setting}, wrong anchor: error at w = {w:g}", recorded, math.nan, error))
+    K, head = logs.shape[-1], int(reach.argmax())
+    return Shown(rows, K, g[..., 0], by_anchor[True], by_anchor[False], exact_scores, head, error)
 
 
 def reproduce() -> list[Row]:
     """Return rows for one head, and for several with equal and different decays."""
-    return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in at(H=H, spread=spread)]
+    return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in show(H=H, spread=spread).rows]

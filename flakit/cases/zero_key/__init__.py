@@ -13,7 +13,6 @@ The operator is not at fault: it sees only normalised keys, so the audit has no 
 to remove tokens without content from the sequence.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -26,7 +25,7 @@ from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ...ops.family import naive_delta_rule
 from ..knobs import Range
-from ..laws import Row
+from ..laws import Measured, Row
 
 T, K, TOKEN = 24, 16, 9
 """Tokens of one head, channels of a key, and the token with the short key; the others have length 4."""
@@ -51,23 +50,16 @@ def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Measured):
     """The gradients of the unit keys (`arrives`) and of the keys (`leaves`), [T, K] each, and the short key."""
 
     arrives: Tensor
     leaves: Tensor
-    direction: Tensor
-    """The direction of the short key, [K]."""
     length: float
     way: str
     eps: float
-
-    @property
-    def factor(self) -> float:
-        """The factor on the short key's gradient, across the key."""
-        d = self.direction
-        arrives, leaves = (x[TOKEN] - (x[TOKEN] @ d) * d for x in (self.arrives, self.leaves))
-        return (leaves.norm() / arrives.norm()).item()
+    factor: float
+    """The factor on the short key's gradient, across the key."""
 
     @property
     def share(self) -> float:
@@ -77,9 +69,14 @@ class Shown:
         return (others / norms.norm()).item()
 
 
-@functools.lru_cache(maxsize=32)
-def show(*, length: float, way: str, eps: float, seed: int) -> Shown:
-    """Return the tensors behind `at`: DeltaNet in float64."""
+def show(
+    *,
+    length: Annotated[float, Range(1e-14, 10.0, log=True)] = 1e-9,
+    way: Annotated[str, WAYS] = WAYS[0],
+    eps: Annotated[float, Range(1e-12, 1.0, log=True)] = 1e-12,
+    seed: int = 0,
+) -> Shown:
+    """Return the factor on a short key's gradient in the normalisation, in DeltaNet in float64."""
     x = inputs("delta_rule", T=T, H=1, K=K, dtype=torch.float64, seed=seed)
     do, _ = cotangents("delta_rule", x, grad_seed=seed)
     keys = math.sqrt(K) * x["k"]
@@ -89,24 +86,14 @@ def show(*, length: float, way: str, eps: float, seed: int) -> Shown:
     unit = keys / lengths(keys, way, eps)
     o, _ = naive_delta_rule(**x | {"k": unit})
     arrives, leaves = (x[0, :, 0] for x in torch.autograd.grad(o, (unit, keys), do))
-    return Shown(arrives, leaves, direction, length, way, eps)
-
-
-def at(
-    *,
-    length: Annotated[float, Range(1e-14, 10.0, log=True)] = 1e-9,
-    way: Annotated[str, WAYS] = WAYS[0],
-    eps: Annotated[float, Range(1e-12, 1.0, log=True)] = 1e-12,
-    seed: int = 0,
-) -> list[Row]:
-    """Return the factor on a short key's gradient in the normalisation."""
-    shown = show(length=length, way=way, eps=eps, seed=seed)
+    before, after = (x[TOKEN] - (x[TOKEN] @ direction) * direction for x in (arrives, leaves))
+    factor = (after.norm() / before.norm()).item()
     what = f"|k| = {length:.3g} over {way}, ε = {eps:.3g}: the gradient grows by"
-    return [Row(what, math.nan, law(length, way, eps), shown.factor)]
+    return Shown([Row(what, math.nan, law(length, way, eps), factor)], arrives, leaves, length, way, eps, factor)
 
 
 def reproduce() -> list[Row]:
     """Return both ways for keys of several lengths, and a larger ε that bounds the gradient."""
-    rows = [row for length in (1.0, 1e-4, 1e-9, 1e-14) for row in at(length=length)]
-    rows += [row for length in (1.0, 1e-4, 1e-14) for row in at(length=length, way=WAYS[1], eps=1e-6)]
-    return [*rows, *at(length=1e-14, eps=0.1)]
+    rows = [row for length in (1.0, 1e-4, 1e-9, 1e-14) for row in show(length=length).rows]
+    rows += [row for length in (1.0, 1e-4, 1e-14) for row in show(length=length, way=WAYS[1], eps=1e-6).rows]
+    return rows + show(length=1e-14, eps=0.1).rows
