@@ -8,7 +8,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
 
@@ -22,10 +22,7 @@ WORDS = Words() | {
     "address": "address",
     "value": "value v",
     "call": "call {n}",
-    "reads": "reads",
     "writes": "writes its final state",
-    "measured": "measured",
-    "law": "law",
     "first": "One call alone is right. But its final state now lies where the caller's initial state was.",
     "in place": "Every call writes its final state over the caller's initial state, and the next call begins there: "
     "call {n} returns what {n} equal tokens would, {off:%} off. PyTorch counted {counted} in-place operations.",
@@ -71,15 +68,15 @@ class Picture(Drawing):
         between.set_axis_off()
         between.set_xlim(-0.12, 1.12)
         (self._reads,) = between.plot(
-            [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["reads"]
+            [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=say("reads")
         )
         (self._writes,) = between.plot(
             [], [], "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
         )
         self._bars = Bars(
-            self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=WORDS["measured"]
+            self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=say("measured")
         )
-        (self._law,) = self._off.plot([], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=WORDS["law"])
+        (self._law,) = self._off.plot([], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=say("law"))
         self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
         self.canvas.figure.legend(
             handles=[self._reads, self._writes, self._bars.patch, self._law],

@@ -35,7 +35,6 @@ WORDS = Words() | {
     "lost": "5 lost: NaN,\ninf crossed",
     "colours": "2, 3: green below 0, purple above · 4: yellow 1, blue near 0 · plain grey: no product",
     "row": "row i",
-    "key j": "key j",
     "gi": "$gi_i$",
     "as read": "read",
     "as meant": "meant",
@@ -94,7 +93,7 @@ class Picture(Drawing):
         scales = {"read": signed(_END), "key": signed(_END), "weights": powers(-20, 0)}
         self._maps = Maps(
             self.canvas, {name: Map(titles[name], scale, empty="unformed") for name, scale in scales.items()},
-            left=at, top=top, size=(side, high), gap=gap + 0.1, columns=WORDS["key j"], labels=False,
+            left=at, top=top, size=(side, high), gap=gap + 0.1, columns=say("key j"), labels=False,
         )  # fmt: skip
         for name, heat in self._maps.items():
             (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)

@@ -7,7 +7,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
-from ...language import Words, rephrase
+from ...language import Words, rephrase, say
 from . import NOTHING, Operation, Shown
 
 WORDS = Words() | {
@@ -22,7 +22,6 @@ WORDS = Words() | {
     "output": "{n}: {name}",
     "o": "o, not watched",
     "token": "token t",
-    "named": "named",
     "nothing": "Anomaly detection says nothing, and there is nothing to say: no operation, forward or backward, makes "
     "an infinity or a NaN.",
     "missed": "Anomaly detection says nothing. Yet operation {n} of the {which} pass, {name}, makes an infinity.",
@@ -66,7 +65,7 @@ class Picture(Drawing):
         beside, inch = ax.get_yaxis_transform(), 1 / (width - left - right)
         (self._named,) = ax.plot([1 + 0.09 * inch], [0], "<", **mark, transform=beside)
         self._word = ax.text(
-            1 + 0.18 * inch, 0, WORDS["named"], va="center", fontsize=9, color=style.BROKEN, transform=beside
+            1 + 0.18 * inch, 0, say("named"), va="center", fontsize=9, color=style.BROKEN, transform=beside
         )
         self._marks = {
             kind: [

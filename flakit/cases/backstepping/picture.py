@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error
 from . import READ, ROUNDED, STRONGEST, Shown, grown
 
@@ -16,14 +16,9 @@ WORDS = Words() | {
     "below, the same errors over the decay that was walked back, with the law, what bfloat16 rounds and the strongest "
     "decay of RWKV7's gate",
     "off": "how far each row of the state before token t is off, by the size of the row",
-    "wrong": "wrong",
     "nothing": "plain grey: 0",
-    "channel": "channel",
-    "token t": "token t",
     "over": "error of a row",
     "walked": "decay walked back, n |w|",
-    "measured": "measured",
-    "law": "law",
     "rounded": "bfloat16 rounds",
     "gate": "the most that RWKV7's gate gives {n} tokens",
     "right": "{n} tokens are walked back from the right state behind each chunk. The fastest channel's rounding grows "
@@ -70,11 +65,11 @@ class Picture(Drawing):
         self.canvas = Canvas(width, top + high + below + plot + 0.45)
         self._maps = Maps(
             self.canvas,
-            {"off": Map(WORDS["off"], _SCALE, across=True, lost=("wrong", WORDS["wrong"]))},
-            left=left, top=top, size=(width - left - 0.75, high), rows=WORDS["channel"], columns=WORDS["token t"],
+            {"off": Map(WORDS["off"], _SCALE, across=True, lost=("wrong", say("wrong")))},
+            left=left, top=top, size=(width - left - 0.75, high), rows=say("channel"), columns=say("token t"),
         )  # fmt: skip
         self._maps.bar("off")
-        handles = [style.swatch(style.BROKEN, WORDS["wrong"]), *style.non_finite_handles()]
+        handles = [style.swatch(style.BROKEN, say("wrong")), *style.non_finite_handles()]
         at = 1 - (top + high + 0.47) / (top + high + below + plot + 0.45)
         self.canvas.figure.legend(
             handles=handles, loc="upper right", ncols=3, borderaxespad=0, bbox_to_anchor=(1 - 0.75 / width, at)
@@ -88,8 +83,8 @@ class Picture(Drawing):
         ax.minorticks_off()
         ax.axhline(ROUNDED, color=style.GREY, linewidth=1.2, linestyle=(0, (1, 1.2)), zorder=1)
         ax.text(_FAR, ROUNDED, WORDS["rounded"], color=style.GREY, ha="right", va="bottom", fontsize=9)
-        (self._measured,) = ax.plot([], [], ".", color=style.BLUE, markersize=6, label=WORDS["measured"], zorder=3)
-        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        (self._measured,) = ax.plot([], [], ".", color=style.BLUE, markersize=6, label=say("measured"), zorder=3)
+        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
         self._gate = ax.axvline(0, color=style.GREY, linewidth=1.2, zorder=1)
         self._named = ax.text(0, 2e-8, "", color=style.GREY, fontsize=9, va="bottom", zorder=5)
         self._named.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5})

@@ -7,7 +7,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import CellGrid, Marked, Ring, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
@@ -16,9 +16,7 @@ WORDS = Words() | {
     "root mean squares, the worst row and the worst element against the number of lost elements, with the tolerance "
     "and the number that it accepts",
     "map": "first {rows} of {all} rows",
-    "row": "row",
     "element": "element of the row",
-    "lost": "lost",
     "curves": "error with n elements lost",
     "n": "lost elements",
     "ratio": "ratio of RMS",
@@ -59,7 +57,7 @@ class Picture(Drawing):
         side = 0.42 * (width - left - gap - 0.15)
         self.canvas = Canvas(width, top + height + bottom)
         ax = whole_ticks(self.canvas.axes(left, top, side, height))
-        ax.set(xlabel=WORDS["element"], ylabel=WORDS["row"])
+        ax.set(xlabel=WORDS["element"], ylabel=say("row"))
         self._title = ax.set_title("")
         self._map = HeatMap(self.canvas, ax, cmap="Greys", vmin=-5, vmax=5, name="map")
         self._lost = Marked(self.canvas, ax, facecolor=style.BROKEN, edgecolor=style.BROKEN, linewidth=0.8)
@@ -88,7 +86,7 @@ class Picture(Drawing):
         self._title.set_text(WORDS.say("map", rows=len(shown.truth), all=shown.size // 64))
         self._map.update(shown.truth.numpy())
         self._lost.update(shown.lost)
-        self._ring.update(shown.lost, WORDS["lost"])
+        self._ring.update(shown.lost, say("lost"))
         counts = np.log10(shown.counts.numpy())
         limits = -0.15, counts[-1]
         if self.changed(limits):

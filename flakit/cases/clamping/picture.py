@@ -9,7 +9,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
 from ...figures.marks import CellGrid, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
 
@@ -26,8 +26,6 @@ WORDS = Words() | {
     "the weights of its pairs, a row for each output and a column for each key, as they are and as they come out, the "
     "pairs hatched whose two tokens were cut to one exponent",
     "exponents": {False: "exponent $gi_i - n$", True: "exponent $ge_i - n$"},
-    "token i": "token i",
-    "key j": "key j",
     "true": "as it is",
     "clamped": "clamped",
     "anchor": "anchor",
@@ -78,7 +76,7 @@ class Picture(Drawing):
         self.canvas = Canvas(width, top + side + bottom)
         ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
         ax.spines[:].set_visible(True)
-        ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=WORDS["token i"])
+        ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=say("token i"))
         self._title = ax.set_title(WORDS["exponents"][True])
         ax.set_xticks([-1, 0, 1], WORDS["bounds"])
         for bound in (-1, 1):
@@ -94,7 +92,7 @@ class Picture(Drawing):
         }
         self._maps = Maps(
             self.canvas, maps, left=left + across + gap, top=top, size=(side, side), gap=gap,
-            columns=WORDS["key j"], labels=False,
+            columns=say("key j"), labels=False,
         )  # fmt: skip
         handles = self._true, self._clamped, self._anchor
         words = [WORDS[name] for name in ("true", "clamped", "anchor")]

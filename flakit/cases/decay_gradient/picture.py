@@ -20,7 +20,6 @@ WORDS = Words() | {
     "sums": "two running sums, up to ±{size:.2g}",
     "dw": "dw, up to ±{size:.2g}",
     "error": "error of dw, up to ±{size:.2g}",
-    "token t": "token t",
     "read": "sum of r dr after t",
     "written": "sum of k dk from t on",
     "true": "true",
@@ -34,7 +33,6 @@ WORDS = Words() | {
         "identity-rounded": "… rounded",
         "identity-same-operands": "in chunks",
     },
-    "law": "law",
     "inf": "infinite",
     "fine": "The sums reach {sums:.2g}, their difference {dw:.2g}. What {rounding} rounds off dr and dk stays in it, "
     "and still dw is right to {off}: this decay and length do not bring it out.",
@@ -94,7 +92,7 @@ class Picture(Drawing):
                 for which, look in looks.items()
             }
             self._cells[name] = CellGrid(self.canvas, ax, name)
-        ax.set_xlabel(WORDS["token t"], loc="right", labelpad=1)
+        ax.set_xlabel(say("token t"), loc="right", labelpad=1)
         self._noise = ax.fill_between([], [], color="#D0D0D0", lw=0, zorder=1, label=WORDS["noise"])
         self.canvas.moving(self._noise)
         self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title))
@@ -114,7 +112,7 @@ class Picture(Drawing):
         ax.set_xticks(powers, [f"$10^{{{power}}}$" for power in powers])
         self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.3, facecolor=style.BLUE)
         self._infinite = Bars(self.canvas, ax, horizontal=True, thick=0.3, **style.INF)
-        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, zorder=4, label=WORDS["law"], clip_on=False)
+        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, zorder=4, label=say("law"), clip_on=False)
         self._words = [ax.text(_LOW + 0.25, row - 0.2, "", va="bottom", fontsize=8.5) for row in range(rows)]
         self.canvas.moving(self._law)
         self.canvas.labels(*self._words)

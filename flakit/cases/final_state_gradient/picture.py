@@ -8,7 +8,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import percent
 from . import Shown
 
@@ -18,15 +18,11 @@ WORDS = Words() | {
     "below it the share of each token's gradients that is lost, and bars for the whole tensors with the law",
     "reach": "what is left of the final state's gradient, walking back",
     "lost": "share of each token's gradient that is lost",
-    "row k": "row k",
-    "token t": "token t",
     "whole": "whole tensor",
     "arrives": "the gradient of\nthe final state",
     "dropped": "dropped",
     "taken": "walks back",
     "none": "none arrives",
-    "law": "law",
-    "measured": "measured",
     "o": "The loss reads the outputs alone: no gradient arrives at the final state, and to drop it does no harm. A "
     "test of this kind sees nothing.",
     "both": "The gradient of the final state is dropped, and the walk back begins with zeros. dk is off by "
@@ -59,7 +55,7 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.75)
         ax = self.canvas.axes(left, 0.3, room, 1.3)
         ax.set_title(WORDS["reach"], fontsize=9.5)
-        ax.set_ylabel(WORDS["row k"])
+        ax.set_ylabel(say("row k"))
         ax.tick_params(labelbottom=False)
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         self._reach = HeatMap(self.canvas, ax, name="reach")
@@ -75,7 +71,7 @@ class Picture(Drawing):
         ax = self.canvas.axes(left, 1.98, room, 1.15)
         ax.set_title(WORDS["lost"], fontsize=9.5)
         ax.set_yticks(range(len(_ROWS)), _ROWS)
-        ax.set_xlabel(WORDS["token t"])
+        ax.set_xlabel(say("token t"))
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         self._lost = HeatMap(self.canvas, ax, name="gradients")
 
@@ -84,8 +80,8 @@ class Picture(Drawing):
         ax.spines[:].set_visible(True)
         ax.set(xlim=(0, 1.75), ylim=(len(_ROWS) - 0.5, -0.5), yticks=[])
         ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-        self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.55, facecolor=style.BLUE, label=WORDS["measured"])
-        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, label=WORDS["law"], zorder=3)
+        self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.55, facecolor=style.BLUE, label=say("measured"))
+        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, label=say("law"), zorder=3)
         self._words = [ax.text(0, n, "", va="center_baseline", fontsize=8.5) for n in range(len(_ROWS))]
         self.canvas.figure.legend(
             handles=[self._bars.patch, self._law],

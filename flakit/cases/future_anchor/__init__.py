@@ -115,10 +115,11 @@ def show(
         exponents, own = [torch.zeros_like(x) for x in g], [torch.ones_like(x) for x in g]
     else:
         exponents, own = [x - x[row] for x in g], [torch.mul(*_factors(x, row)) for x in g]
-    largest, what = moved[:P].max().item() if P else 0.0, f"anchor: {anchor}, decays at {P} of {T} change"
+    largest = moved[:P].max().item() if P else 0.0
+    what = f"anchor: {anchor}, decays at {P} of {T} change: outputs before it change"
     rows = [
-        Row(f"{what}: outputs before it change", math.nan, law(anchor, P=P, T=T, block=block), largest > 0),
-        Row(f"{what}: by, of their RMS", math.nan, math.nan, largest),
+        Row(what, math.nan, law(anchor, P=P, T=T, block=block), largest > 0),
+        Row(f"anchor: {anchor}, decays at {P} of {T} change: by, of their RMS", math.nan, math.nan, largest),
     ]
     return Shown(rows, P, row, (w, later), tuple(exponents), tuple(own), moved, largest)
 

@@ -7,7 +7,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, CellGrid, Marked, name_rows
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error, number
 from . import Shown
 
@@ -20,7 +20,6 @@ WORDS = Words() | {
     "row": "n",
     "changed": "P",
     "moved": "change of output",
-    "token": "token",
     "before": "before P: must not change",
     "after": "from P on: may change",
     "same": "the same to the last bit",
@@ -74,7 +73,7 @@ class Picture(Drawing):
             arrowprops={"arrowstyle": "-|>", "shrinkA": 4, "shrinkB": 0, "color": style.BLACK},
         )  # fmt: skip
         self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
-        self._ax.set(ylim=(_LOW, _HIGH), xlabel=WORDS["token"], ylabel=WORDS["moved"])
+        self._ax.set(ylim=(_LOW, _HIGH), xlabel=say("token"), ylabel=WORDS["moved"])
         self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
         self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
         self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)

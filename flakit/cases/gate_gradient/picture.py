@@ -8,7 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers, signed
-from ...language import Words
+from ...language import Words, say
 from . import CHANNEL, DTYPES, TOKEN, Shown
 
 WORDS = Words() | {
@@ -27,8 +27,6 @@ WORDS = Words() | {
         "logsigmoid": "4 dx = dw · sigmoid(-x)",
         "log_decay": "4 dx = dw · w, and 0 where w = -inf",
     },
-    "channel": "channel",
-    "token t": "token t",
     "colours": "1: green negative, purple positive\n2, 3, 4: blue tiny, yellow huge, plain grey 0",
     "small": "x = {x} at token {t}: w = {w} and dw = {dw}, so that dx = {dx}, a number as it should be.",
     "forgets": "x = {x} at token {t}: w = {w} forgets everything, dw is 0, and dx = 0 · {w} = 0.",
@@ -60,8 +58,8 @@ class Picture(Drawing):
         titles = {name: WORDS[name] if name in ("x", "dw") else WORDS[name]["-exp"] for name in scales}
         self._maps = Maps(
             self.canvas, {name: Map(titles[name], scale, across=True) for name, scale in scales.items()},
-            left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP, rows=WORDS["channel"],
-            columns=WORDS["token t"], stacked=True,
+            left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP, rows=say("channel"),
+            columns=say("token t"), stacked=True,
         )  # fmt: skip
         figure = self.canvas.figure
         figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")

@@ -9,7 +9,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...figures.strip import Strip
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown
 
@@ -24,9 +24,7 @@ WORDS = Words() | {
     "added": "trainer adds",
     "sum": "sum {sum}",
     "reported": "reported loss",
-    "in parts": "in parts",
     "plain": "plain loop",
-    "law": "law",
     "same": "the same",
     "gradient": "|gradient|, this loop",
     "plain gradient": "|gradient|, plain loop",
@@ -80,7 +78,7 @@ class Picture(Drawing):
 
     def _draw_bars(self, ax) -> None:
         self._ax = ax
-        ax.set(xlim=(-0.6, len(PARTS) - 0.4), xlabel=style.logarithmic(WORDS["in parts"]), ylabel=WORDS["reported"])
+        ax.set(xlim=(-0.6, len(PARTS) - 0.4), xlabel=style.logarithmic(say("in parts")), ylabel=WORDS["reported"])
         ax.set_xticks(range(len(PARTS)), PARTS)
         self._others = Bars(self.canvas, ax, facecolor=style.SKY)
         self._now = Bars(self.canvas, ax, facecolor=style.BLUE)
@@ -89,7 +87,7 @@ class Picture(Drawing):
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
         self._plain = ax.axhline(0, color=style.GREY, linewidth=1.6, zorder=3, label=WORDS["plain"])
         (self._law,) = ax.plot(
-            [], [], "_", color=style.BLACK, markersize=22, markeredgewidth=1.8, zorder=4, label=WORDS["law"]
+            [], [], "_", color=style.BLACK, markersize=22, markeredgewidth=1.8, zorder=4, label=say("law")
         )
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(handles=[self._plain, self._law], **place, ncols=2, handlelength=1.6)
@@ -105,7 +103,7 @@ class Picture(Drawing):
         ax.set_yticks(ticks)
         ax.minorticks_off()
         ax.plot(ends, ends, color=style.GREY, linewidth=1, label=WORDS["same"])
-        (self._slope,) = ax.plot(ends, ends, **style.LAW, label=WORDS["law"], zorder=4)
+        (self._slope,) = ax.plot(ends, ends, **style.LAW, label=say("law"), zorder=4)
         (self._points,) = ax.plot([], [], "o", color=style.BLUE, markersize=3, alpha=0.6, linewidth=0)
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(**place, ncols=2, handlelength=2)

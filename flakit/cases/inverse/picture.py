@@ -10,7 +10,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import ITSELF, Map, Maps, powers
 from ...figures.marks import Bars, CellGrid, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error
 from ..decay_gradient import ROUNDINGS
 from . import FORMS, LARGEST, Shown
@@ -31,8 +31,6 @@ WORDS = Words() | {
     "blocks": "blocks",
     "substitution": "substitution",
     "off": "errors, from 1e-9 (blue) to 1000 (yellow)",
-    "token j": "token j",
-    "token i": "token i",
     "over": "error over alpha",
     "law": "law",
     "cancels": "The product sums powers of L with alternating signs, up to {largest:.2g} in size, {times:.2g} times "
@@ -70,7 +68,7 @@ class Picture(Drawing):
         self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
         self._maps = Maps(
             self.canvas, {form: Map(WORDS[form], _ERRORS, empty=ITSELF) for form in FORMS},
-            left=left, top=top, size=(side, side), gap=gap, rows=WORDS["token i"], columns=WORDS["token j"],
+            left=left, top=top, size=(side, side), gap=gap, rows=say("token i"), columns=say("token j"),
         )  # fmt: skip
         at = left + 3 * side + 2 * gap + 0.62
         self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))

@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers, signed
-from ...language import Words
+from ...language import Words, say
 from ..laws import LN_MAX
 from . import Shown
 
@@ -19,8 +19,6 @@ WORDS = Words() | {
     "kept": "3 after the mask:\nthe weights",
     "gradient": "4 gradient of\nthe exponents",
     "colours": "1: green negative, purple positive\n2, 3, 4: blue tiny, yellow huge, plain grey 0",
-    "output i": "output i",
-    "key j": "key j",
     "fine": "All is finite: the largest exponent of a pair from the future is {largest}, and exp ends at {end:.2f}.",
     "infinite": {
         1: "One pair from the future has an exponent above {end:.2f}: exp makes it infinite.",
@@ -58,7 +56,7 @@ class Picture(Drawing):
         titles = {**WORDS, "exponents": WORDS["exponents"][True]}
         self._maps = Maps(
             self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
-            left=left, top=top, size=(side, side), gap=gap, rows=WORDS["output i"], columns=WORDS["key j"],
+            left=left, top=top, size=(side, side), gap=gap, rows=say("output i"), columns=say("key j"),
         )  # fmt: skip
         figure, hatched = self.canvas.figure, style.non_finite_handles()
         figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")

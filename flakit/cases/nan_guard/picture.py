@@ -6,7 +6,7 @@ from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import ITSELF, Map, Maps
 from ...figures.marks import Bars
-from ...language import Words
+from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
@@ -19,10 +19,7 @@ WORDS = Words() | {
     "guarded": "weights, guard d < 0",
     "in right": "yellow 1, blue 0",
     "in guarded": "orange: 1 became 0",
-    "lost": "lost",
     "off": "output off by",
-    "output i": "output i",
-    "key j": "key j",
     "fine": "Something decays between any two tokens, so d is never 0 and both guards give the same weights. Decays "
     "drawn at random are like this: no random test sees the fault.",
     "some": "Between {count} of {all} pairs nothing decays: d = 0, and the weight is e^0 = 1. The guard d < 0 takes "
@@ -51,12 +48,12 @@ class Picture(Drawing):
         self.canvas = Canvas(width, top + side + bottom)
         self._tokens = []
         maps = {
-            name: Map("", empty=ITSELF, note=WORDS[f"in {name}"], lost=("lost", WORDS["lost"]) if n else None)
+            name: Map("", empty=ITSELF, note=WORDS[f"in {name}"], lost=("lost", say("lost")) if n else None)
             for n, name in enumerate(("right", "guarded"))
         }
         self._maps = Maps(
             self.canvas, maps, left=left, top=top, size=(side, side), gap=gap,
-            rows=WORDS["output i"], columns=WORDS["key j"],
+            rows=say("output i"), columns=say("key j"),
         )  # fmt: skip
         for n, name in enumerate(maps):
             over = self.canvas.axes(left + n * (side + gap), top - strip - 0.05, side, strip)

@@ -146,15 +146,15 @@ def show(
     parts = [_squares(x, T - L, L, fault, decays[0].item()) for x in decays.tolist()]
     lost, size = (sum(part) for part in zip(*parts, strict=True))
     expected = float(fault == FAULTS[1]) or (math.sqrt(lost / size) if lost > 1e-14 * size else 0.0)
-    what, last, recorded = f"{fault}, {ranks} ranks", H - 1, 0.1 if fault == FAULTS[0] and spread else math.nan
+    last, recorded = H - 1, 0.1 if fault == FAULTS[0] and spread else math.nan
     rows = [
-        Row(f"{what}: the outputs are off by", 0.0, 0.0, outputs),
-        Row(f"{what}: D of the last head, where it enters the first slice, by", math.nan,
+        Row(f"{fault}, {ranks} ranks: the outputs are off by", 0.0, 0.0, outputs),
+        Row(f"{fault}, {ranks} ranks: D of the last head, where it enters the first slice, by", math.nan,
             _law(decays, last, 0, ranks, fault), entering[last, 0].item()),
-        Row(f"{what}: dv of the last head at the first token by", recorded, predicted[last, 0].item(),
+        Row(f"{fault}, {ranks} ranks: dv of the last head at the first token by", recorded, predicted[last, 0].item(),
             tokens[last, 0].item()),
-        Row(f"{what}: dv on the last rank by", 0.0, 0.0, tokens[:, -L:].max().item()),
-        Row(f"{what}: the initial state's gradient by", math.nan, expected, initial),
+        Row(f"{fault}, {ranks} ranks: dv on the last rank by", 0.0, 0.0, tokens[:, -L:].max().item()),
+        Row(f"{fault}, {ranks} ranks: the initial state's gradient by", math.nan, expected, initial),
     ]  # fmt: skip
     return Shown(
         rows,

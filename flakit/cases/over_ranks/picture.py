@@ -7,7 +7,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import CellGrid
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FAULTS, H, Shown, T
 
@@ -18,12 +18,6 @@ WORDS = Words() | {
     "lines between the slices",
     "entering": "D at the initial state, and entering each slice: off by",
     "tokens": "dv of head {h}: off by",
-    "head": "head",
-    "rank": "rank",
-    "token t": "token t",
-    "law": "law",
-    "wrong": "wrong",
-    "right": "right",
     "gate": "Every output is right. But the pre-pass lets all heads fade as head 0 does: on rank 0 the gradient that "
     "enters head {h} from behind is off by {entering}, and dv of its first token still by {first}. On rank {last} "
     "nothing enters, and every gradient is right.",
@@ -59,20 +53,20 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.4)
         ax = self.canvas.axes(left, 0.3, room, 0.85)
         ax.set_title(WORDS["entering"], fontsize=9.5)
-        ax.set(ylabel=WORDS["head"], yticks=range(H))
+        ax.set(ylabel=say("head"), yticks=range(H))
         self._ranks = ax
         self._entering = HeatMap(self.canvas, ax, vmax=_TOP, name="entering")
         self._shares = [[ax.text(0, 0, "", ha="center", va="center", fontsize=8.5) for _ in range(9)] for _ in range(H)]
 
         ax = self.canvas.axes(left, 1.75, room, 1.1)
         ax.set_title(WORDS.say("tokens", h=H - 1), fontsize=9.5)
-        ax.set(xlim=(-0.5, T - 0.5), xlabel=WORDS["token t"])
+        ax.set(xlim=(-0.5, T - 0.5), xlabel=say("token t"))
         ax.yaxis.set_major_formatter(lambda x, _: percent(x))
         self._tokens = ax
         self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
-        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
-        (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=WORDS["wrong"], zorder=3)
-        (self._right,) = ax.plot([], [], "o", color=style.BLUE, markersize=4.5, label=WORDS["right"], zorder=3)
+        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
+        (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=say("wrong"), zorder=3)
+        (self._right,) = ax.plot([], [], "o", color=style.BLUE, markersize=4.5, label=say("right"), zorder=3)
         self.canvas.figure.legend(
             handles=[self._law, self._wrong, self._right], loc="lower right", ncols=3, borderaxespad=0.2,
             columnspacing=1.0, handletextpad=0.4,
@@ -89,7 +83,7 @@ class Picture(Drawing):
         decays = [f"{h}: w {number(w)}" for h, w in enumerate(shown.decays.tolist())]
         if self.changed(ranks, top, decays):
             self._ranks.set_yticks(range(H), decays)
-            self._ranks.set_xticks(range(ranks + 1), ["$S_0$", *(f"{WORDS['rank']} {n}" for n in range(ranks))])
+            self._ranks.set_xticks(range(ranks + 1), ["$S_0$", *(f"{say('rank')} {n}" for n in range(ranks))])
             self._tokens.set(ylim=(-0.05 * top, 1.1 * top), yticks=[0, top / 2, top])
         for h, row in enumerate(self._shares):
             for n, text in enumerate(row):

@@ -270,11 +270,11 @@ def _onset(T: int, form: str, op: str, **sizes) -> float:
 
 
 def _lost(x: Mapping, results: Mapping, gate: float, recorded: str, form: str, op: str, **sizes) -> Row:
-    law = tokens(predicted(x, form, op=op, **sizes))
+    T, law = x["k"].shape[1], tokens(predicted(x, form, op=op, **sizes))
     measured = tokens(~results[KEY_GRADIENT[op]].isfinite())
     if not results["o"].isfinite().all():
         measured += ", and o"
-    return Row(f"T = {x['k'].shape[1]}, g = {gate:g}: tokens lost", recorded, law, measured)
+    return Row(f"T = {T}, g = {gate:g}: tokens lost", recorded, law, measured)
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:

@@ -32,14 +32,10 @@ WORDS = Words() | {
     "sum": "1 sum of the gates $gi_i$; behind the end, empty rows",
     "factors": "2 factor $e^{gi_i-n}$ of each row, by block of keys",
     "gradient": "3 {name} of token t: a sum over all later rows",
-    "block": "block",
     "channel": {"gsa": "slot", "rwkv6": "channel"},
     "jump": "$e^{{{exponent}}}$ = {factor:.2g}",
     "limits": "|gate| without a NaN",
     "rows": "tokens in the chunk",
-    "law": "law",
-    "measured": "measured",
-    "now": "now",
     "full": "The last chunk is full: no row of it is empty, and nothing can be lost at any gate.",
     "forgets": "{count} empty rows behind the end forget everything: their factor is e^-inf = 0, and nothing is lost.",
     "unvisited": "No block of keys meets an empty row: nothing can be lost at any gate.",
@@ -85,7 +81,7 @@ class Picture(Drawing):
         self._draw_sum(self._sum)
         factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
         factors.set_title(WORDS["factors"], fontsize=9, pad=3)
-        factors.set_ylabel(WORDS["block"])
+        factors.set_ylabel(say("block"))
         self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
         self._gradient = HeatMap(self.canvas, gradient, vmin=_DECADES[0], vmax=_DECADES[1], name="gradient")
         for ax in (self._sum, factors, gradient):
@@ -119,10 +115,10 @@ class Picture(Drawing):
         ax.set(yscale="log", ylim=(_WEAKEST, _STRONGEST), xlabel=WORDS["rows"])
         ax.set_title(WORDS["limits"], fontsize=9, pad=3)
         ax.set_yticks([1, 10, 100], map(style.power, range(3)))
-        (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=WORDS["law"])
+        (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=say("law"))
         ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
-        (self._measured,) = ax.plot([], [], "o", color=style.BLUE, **ring, zorder=4, label=WORDS["measured"])
-        (self._now,) = ax.plot([], [], "D", **style.HERE, markersize=8, zorder=5, label=WORDS["now"])
+        (self._measured,) = ax.plot([], [], "o", color=style.BLUE, **ring, zorder=4, label=say("measured"))
+        (self._now,) = ax.plot([], [], "D", **style.HERE, markersize=8, zorder=5, label=say("now"))
         ax.legend(loc="upper right", borderaxespad=0.1)
         self.canvas.moving(self._law, self._measured, self._now)
 

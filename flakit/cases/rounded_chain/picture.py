@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid
-from ...language import Words, label
+from ...language import Words, label, say
 from . import BITS, CHUNK, STORED, WAYS, Shown, law
 
 WORDS = Words() | {
@@ -15,7 +15,6 @@ WORDS = Words() | {
     "the law and a line for what storing a result in bfloat16 costs; points above that line are orange crosses",
     "title": "products in {way}: the chain is off by",
     "chunks n": "chunks (log scale)",
-    "law": "law",
     "stored": "storing in bfloat16",
     "below": "less than that",
     "above": "more than that",
@@ -53,7 +52,7 @@ class Picture(Drawing):
         ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
         ax.minorticks_off()
         stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
-        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
         (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
         (self._above,) = ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
         self.canvas.figure.legend(

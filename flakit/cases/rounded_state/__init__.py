@@ -97,7 +97,9 @@ def show(
     v = written(tokens, writes, seed)
     rounded, true = run(v, dtype, between=between).double(), v.double().cumsum(0)
     lost = ((rounded[-1] - true[-1]).abs() / true.abs().max()).item()
-    label = f"{tokens} writes, {writes}, {dtype} at {'each token' if between else 'last'}"
+    label = f"{tokens} writes, {writes}, {dtype} at each token"
+    if not between:
+        label = f"{tokens} writes, {writes}, {dtype} at last"
     if writes == WRITES[1]:
         small = lost <= 4 * spread(true, dtype, between)
         row = Row(f"{label}: the state is off by no more than its roundings", math.nan, True, small)

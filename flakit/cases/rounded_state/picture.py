@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid
-from ...language import Words
+from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
@@ -22,8 +22,6 @@ WORDS = Words() | {
     "true": "exact",
     "kept": "as it is kept",
     "stopped": "it stands still",
-    "token t": "token t",
-    "state": "state",
     "counts": "The state counts to {state}: so far {dtype} holds every whole number.",
     "stands": "From token {t} on the state stands still at {state}. One more would need a bit that {dtype} does not "
     "have, and it rounds back. Of {true} writes {lost} are lost, and everything is finite.",
@@ -48,7 +46,7 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.0)
         ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
         ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
-        ax.set(xlabel=WORDS["token t"], ylabel=WORDS["state"])
+        ax.set(xlabel=say("token t"), ylabel=say("state"))
         (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
         (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
         (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)

@@ -80,8 +80,8 @@ def show(
     true = {name: sum(part[name].double() for part in parts) for name in SHARED}
     stored = true if summed else {name: parts[-1][name].double() for name in SHARED}
     errors = {name: ((stored[name] - true[name]).norm() / true[name].norm()).item() for name in SHARED}
-    what = f"V = {V} in blocks of {block}{', shares added' if summed else ''}: error of {tensor}"
-    row = Row(what, math.nan, 0.0 if summed else law(V, block), errors[tensor], 0.12)
+    setting = f"V = {V} in blocks of {block}, shares added" if summed else f"V = {V} in blocks of {block}"
+    row = Row(f"{setting}: error of {tensor}", math.nan, 0.0 if summed else law(V, block), errors[tensor], 0.12)
     return Shown([row], stored[tensor][0, :, 0], true[tensor][0, :, 0], errors, V, block, summed)
 
 

@@ -3,7 +3,7 @@
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import percent
 from . import Shown
 
@@ -12,8 +12,6 @@ WORDS = Words() | {
     "alt": "A gradient as it is and as it is stored, a column for each token and a row for each channel",
     "true": "as it is: the shares of all blocks added",
     "stored": "as it is stored",
-    "channel": "channel",
-    "token t": "token t",
     "colours": "green negative, purple positive",
     "one": "All {V} columns are one block: one program has the whole sum, and what it stores is right.",
     "lost": "{blocks} programs store their shares at one place, and the last one's is what remains: dr, dk and dw are "
@@ -41,7 +39,7 @@ class Picture(Drawing):
         maps = {name: Map(WORDS[name], signed(), across=True) for name in ("true", "stored")}
         self._maps = Maps(
             self.canvas, maps, left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP,
-            rows=WORDS["channel"], columns=WORDS["token t"], stacked=True,
+            rows=say("channel"), columns=say("token t"), stacked=True,
         )  # fmt: skip
         self.canvas.figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
 

@@ -18,16 +18,9 @@ WORDS = Words() | {
     "alt": "The numbers in memory, which of them are offsets and which the kernel takes for offsets; below, a column "
     "for each token: the sequence it belongs to, the program that computes it, and whether its output is right",
     "memory": "the numbers in memory, and the offsets among them",
-    "number": "number",
     "meant": "is offset",
     "read": "read as",
     "tokens": "the tokens, one sequence after the other",
-    "sequence": "sequence",
-    "program": "program",
-    "output": "output",
-    "token t": "token t",
-    "right": "right",
-    "wrong": "wrong",
     "missing": "never computed",
     "side by side": "The offsets lie side by side. Every program begins where its sequence does, and every output is "
     "right.",
@@ -73,12 +66,12 @@ class Picture(Drawing):
         ax = self.canvas.axes(_LEFT, 0.3, room, 0.9)
         ax.set_title(WORDS["memory"], fontsize=9.5)
         ax.set_xticks([])
-        name_rows(ax, [WORDS["number"], WORDS["meant"], WORDS["read"]])
+        name_rows(ax, [say("number"), WORDS["meant"], WORDS["read"]])
         self._memory = Strip(self.canvas, ax, 3, self._places, name="memory")
 
         ax = self.canvas.axes(_LEFT, 1.65, room, 0.64)
         ax.set_title(WORDS["tokens"], fontsize=9.5)
-        ax.set_yticks([0, 1], [WORDS["sequence"], WORDS["program"]])
+        ax.set_yticks([0, 1], [say("sequence"), say("program")])
         ax.tick_params(length=0, labelbottom=False)
         self._lanes = HeatMap(self.canvas, ax, name="tokens")
         self._numbers = [
@@ -88,14 +81,14 @@ class Picture(Drawing):
         self.canvas.moving(*(text for row in self._numbers for text in row))
 
         ax = self.canvas.axes(_LEFT, 2.33, room, 0.32)
-        name_rows(ax, [WORDS["output"]])
+        name_rows(ax, [say("output")])
         ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-        ax.set_xlabel(WORDS["token t"], loc="left")
+        ax.set_xlabel(say("token t"), loc="left")
         self._output = HeatMap(self.canvas, ax, name="output")
         ax.legend(
             handles=[
-                style.swatch(style.FINITE, WORDS["right"]),
-                style.swatch(self._output.colours.cmap(_WRONG), WORDS["wrong"]),
+                style.swatch(style.FINITE, say("right")),
+                style.swatch(self._output.colours.cmap(_WRONG), say("wrong")),
                 Patch(linewidth=0, label=WORDS["missing"], **style.NAN),
             ],
             loc="upper right", bbox_to_anchor=(1.0, -0.6), ncols=3, borderaxespad=0, handletextpad=0.4,

@@ -123,8 +123,8 @@ def show(
     """Compare law and measurement for one layout of a tensor [B, T, H, D]."""
     shape = (B, T, H, D)
     meant, read = _numbered(layout, shape)
-    misread = _misread(meant, read)
-    row = Row(f"{list(shape)}: misread", math.nan, law(layout, shape), misread)
+    sizes, misread = list(shape), _misread(meant, read)
+    row = Row(f"{sizes}: misread", math.nan, law(layout, shape), misread)
     # The last element identifies a row: a row is beyond the memory if any of its elements is.
     rows = ((x[0, ..., -1].abs() - 1) // D for x in (meant, read))
     return Shown([row], layout, shape, meant.stride(), *rows, read[0, ..., -1] < 0, misread)

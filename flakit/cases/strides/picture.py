@@ -10,7 +10,7 @@ from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
 from ...figures.marks import name_rows
 from ...figures.strip import Strip
-from ...language import Words
+from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
@@ -20,7 +20,6 @@ WORDS = Words() | {
     "memory": "the memory from its first address on, a row of {D} a cell: token, head",
     "taken": "taken for",
     "there": "holds",
-    "other": "other",
     "one": "1 of {D}",
     "beyond": "?",
     "meant": "the token that belongs there",
@@ -28,8 +27,6 @@ WORDS = Words() | {
     "right": "right row",
     "not": "of another tensor",
     "ended": "none",
-    "token t": "token t",
-    "head h": "head h",
     "fine": "The rows lie in memory in the order that the shape says, and what the kernel takes for a row is that row.",
     "contiguous": "",
     "heads first, transposed": "The memory holds all tokens of head 0, then those of head 1, and so on. The kernel "
@@ -48,7 +45,6 @@ WORDS = Words() | {
         "beyond": "the tensor's memory is at its end",
     },
     "belongs": "it lies from {t} · {by_token} + {h} · {by_head} = {address} on",
-    "as it should be": "as it should be",
 }
 ON_VIEW = ("layout", "T", "H")
 LINE = "misread"
@@ -78,7 +74,7 @@ class Picture(Drawing):
         self._maps = Maps(
             self.canvas,
             {name: Map(WORDS[name], across=True, empty=f"{name} of another") for name in ("meant", "read")},
-            left=_LEFT, top=1.27, size=(room, 0.85), gap=0.3, rows=WORDS["head h"], columns=WORDS["token t"],
+            left=_LEFT, top=1.27, size=(room, 0.85), gap=0.3, rows=say("head h"), columns=say("token t"),
             stacked=True,
         )  # fmt: skip
         ax = self._maps["read"].ax
@@ -111,7 +107,7 @@ class Picture(Drawing):
         read, other = (x.flatten()[: len(places)] for x in (shown.read, shown.neighbour))
         taken = [_row(n, H) for n in places]
         there = [
-            WORDS["other"] if other[n] else _row(int(read[n]), H) if read[n] == read[n] else WORDS["beyond"]
+            say("other") if other[n] else _row(int(read[n]), H) if read[n] == read[n] else WORDS["beyond"]
             for n in places
         ]
         if not any(shown.strides) and D > 1:
@@ -140,7 +136,7 @@ class Picture(Drawing):
         belongs = WORDS.say("belongs", t=t, h=h, by_token=by_token, by_head=by_head, address=t * by_token + h * by_head)
         return WORDS.say(
             "place", t=t, h=h, H=H, D=D, taken=(t * H + h) * D, found=WORDS.say("found", kind, **at),
-            right=WORDS["as it should be"] if right else belongs,
+            right=say("as it should be") if right else belongs,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from . import MOST, Shown
 
 WORDS = Words() | {
@@ -18,12 +18,9 @@ WORDS = Words() | {
     "entry or lets through memory beyond the state; beside it the number of wrong entries for every K and V",
     "state": "the state in memory, tile by tile",
     "sizes": "wrong entries at each size",
-    "value v": "value v",
-    "key k": "key k",
     "missing": "not loaded: read as 0",
     "outside": "loaded from beyond",
     "right": "as it should be",
-    "tile": "tile",
     "refused": "does not compile",
     "no size": "no size at all",
     "faulty": "In a tile that the edge cuts off, the mask is the mirror image of what it should be: {wrong} entries of "
@@ -78,7 +75,7 @@ class Picture(Drawing):
     def _draw_state(self, ax, columns: int) -> None:
         self._ax = ax
         ax.spines[:].set_visible(True)
-        ax.set(xlabel=WORDS["value v"], ylabel=WORDS["key k"])
+        ax.set(xlabel=say("value v"), ylabel=say("key k"))
         ax.set_title(WORDS["state"], fontsize=9.5)
         ax.set_facecolor(style.EMPTY)
         self._inside = ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor=RIGHT, linewidth=0, zorder=1))
@@ -92,7 +89,7 @@ class Picture(Drawing):
             style.swatch(RIGHT, WORDS["right"]),
             self._edges,
         ]
-        self._edges.set_label(WORDS["tile"])
+        self._edges.set_label(say("tile"))
         self.canvas.figure.legend(handles=handles, loc="lower left", ncols=columns, borderaxespad=0.3)
         self.canvas.moving(self._inside, self._edges, self._border, *ax.spines.values(), self._refused)
 

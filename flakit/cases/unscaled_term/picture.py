@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number
 from . import Shown, T
 
@@ -19,8 +19,6 @@ WORDS = Words() | {
     "wanted": "what the term should add",
     "got": "what it adds",
     "wrong": "what it adds, wrong",
-    "token t": "token t",
-    "size": "size",
     "one": "The loss is taken as it is, and a 1 arrives at the term. It has its full size, whether it looks at what "
     "arrives or not.",
     "strong": "The loss is multiplied by {scale} before the backward pass, as where its parts are accumulated, and the "
@@ -52,7 +50,7 @@ class Picture(Drawing):
         ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
         self._title = ax.set_title("", fontsize=9, loc="left", pad=4)
         ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
-        ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]))
+        ax.set(xlabel=say("token t"), ylabel=style.logarithmic(say("size")))
         ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
         ax.minorticks_off()
         looks = {"alone": {"marker": "o", "color": style.GREY, "markersize": 5}}

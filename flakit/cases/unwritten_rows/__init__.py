@@ -109,8 +109,8 @@ def show(
     right = torch.cat((dk, torch.zeros(padding, CHANNELS)))
     computed, true = (weight_gradient(each, seed) for each in (back, right))
     error = ((computed - true).norm() / true.norm()).nan_to_num(math.inf).item()
-    predicted = 0.0 if zeroed else law(tokens, padding, memory, times)
-    what = f"{tokens} tokens, {padding} rows of padding, {'zeroed' if zeroed else memory}: error of dW"
+    predicted, contents = (0.0, "zeroed") if zeroed else (law(tokens, padding, memory, times), memory)
+    what = f"{tokens} tokens, {padding} rows of padding, {contents}: error of dW"
     return Shown([Row(what, math.nan, predicted, error, 0.3)], back, tokens, computed, true, error)
 
 

@@ -3,7 +3,7 @@
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
-from ...language import Words
+from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
@@ -19,9 +19,6 @@ WORDS = Words() | {
     "dk": "dk as it comes back: the sequences, then the padding",
     "true": "dW of the sequences",
     "computed": "dW of all rows",
-    "row t": "row t",
-    "channel": "channel",
-    "input": "input",
     "colours": "green negative, purple positive,\nhatched: not written, and not 0",
     "right": "Behind token {last} all rows are 0, and the weight's gradient is that of the sequences.",
     "finite": "{padding} rows belong to no sequence and hold an earlier tensor. Everything is finite, and the weight's "
@@ -51,13 +48,13 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.85)
         rows = {"dk": Map(WORDS["dk"], signed(), "scaled", across=True, lost=("lost", "dk"), hatched=True)}
         self._rows = Maps(
-            self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=WORDS["channel"],
-            columns=WORDS["row t"],
+            self.canvas, rows, left=_LEFT, top=0.35, size=(width - _LEFT - 0.12, 0.95), rows=say("channel"),
+            columns=say("row t"),
         )  # fmt: skip
         maps = {name: Map(WORDS[name], signed()) for name in ("true", "computed")}
         self._weights = Maps(
-            self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=WORDS["input"],
-            columns=WORDS["channel"],
+            self.canvas, maps, left=_LEFT, top=1.85, size=(_SIDE, _SIDE), rows=say("input"),
+            columns=say("channel"),
         )  # fmt: skip
         at = self._weights.right + 0.25
         self.canvas.figure.text(at / width, 0.3, WORDS["colours"], fontsize=8.5, va="bottom")

@@ -139,13 +139,13 @@ def show(
         by_anchor[wrong] = Anchored(rows, exponents, exponents.exp(), (-exponents).exp(), got)
     reach = by_anchor[True].exponents.abs().amax(0)
     error = relative_l2(by_anchor[True].scores, exact_scores)
-    setting, rows = f"H = {H}, spread {spread:g}", []
+    rows = []
     for which, wrong in (("wrong", True), ("right", False)):
         limit = law(decays(block, H, spread=spread), wrong=wrong)
-        what = f"{setting}, {which} anchor: |w| at which NaN begins"
+        what = f"H = {H}, spread {spread:g}, {which} anchor: |w| at which NaN begins"
         rows.append(Row(what, math.nan, limit, _begins(H, block, spread, wrong)))
     recorded = 1e-7 if w == -1 else math.nan
-    rows.append(Row(f"{setting}, wrong anchor: error at w = {w:g}", recorded, math.nan, error))
+    rows.append(Row(f"H = {H}, spread {spread:g}, wrong anchor: error at w = {w:g}", recorded, math.nan, error))
     K, head = logs.shape[-1], int(reach.argmax())
     return Shown(rows, K, g[..., 0], by_anchor[True], by_anchor[False], exact_scores, head, error)
 

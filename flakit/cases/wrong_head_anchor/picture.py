@@ -9,7 +9,7 @@ from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.maps import FUTURE, Map, Maps, signed
 from ...figures.marks import CellGrid, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error
 from ..laws import LN_MAX
 from . import Shown
@@ -23,9 +23,6 @@ WORDS = Words() | {
     "exponents": "exponent $g_i - n$",
     "wrong": "scores, n as read",
     "right": "scores, n as meant",
-    "token i": "token i",
-    "head": "head",
-    "key j": "key j",
     "read": "n as read",
     "meant": "n as meant",
     "end": "exp ends",
@@ -71,7 +68,7 @@ class Picture(Drawing):
         height = min(2.75, 1.35 * side)
         self.canvas = Canvas(width, top + height + bottom)
         ax = whole_ticks(self.canvas.axes(left, top, memory, height))
-        ax.set(title=WORDS["memory"], xlabel=WORDS["head"], ylabel=WORDS["token i"])
+        ax.set(title=WORDS["memory"], xlabel=say("head"), ylabel=say("token i"))
         self._memory = HeatMap(self.canvas, ax, cmap="Greys_r", vmin=-1.6, name="memory")
         looks = {"meant": style.BLUE, "read": style.PURPLE}
         ring = {"markersize": 9, "mew": 2.4, "mfc": "none", "zorder": 6, "clip_on": False}
@@ -94,7 +91,7 @@ class Picture(Drawing):
         at += exponents + gap
         self._maps = Maps(
             self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
-            left=at, top=top, size=(side, height), gap=gap, columns=WORDS["key j"], labels=False,
+            left=at, top=top, size=(side, height), gap=gap, columns=say("key j"), labels=False,
         )  # fmt: skip
         handles = [*self._spots.values(), *style.non_finite_handles()]
         words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]

@@ -6,7 +6,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import number, percent
 from . import TOKEN, Shown, T
 
@@ -19,8 +19,6 @@ WORDS = Words() | {
     "arrives": "at the key of length one",
     "leaves": "at the key",
     "largest": "at the short key",
-    "token t": "token t",
-    "size": "size",
     "fair": "The key of token {t} is {length:.3g} long. Its gradient grows by {factor:.3g}, and is at most a hundred "
     "times the largest other.",
     "large": "The key of token {t} is {length:.3g} long. A step of that length turns it round, and its gradient grows "
@@ -50,7 +48,7 @@ class Picture(Drawing):
         ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
         ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
         ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
-        ax.set(xlabel=WORDS["token t"], ylabel=style.logarithmic(WORDS["size"]), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
+        ax.set(xlabel=say("token t"), ylabel=style.logarithmic(say("size")), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
         looks = {"arrives": {"marker": "_", "color": style.BLACK, "markersize": 14, "markeredgewidth": 2.2}}
         looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
