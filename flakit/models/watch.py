@@ -360,19 +360,8 @@ class Watch:
     recording: the decays of the last measurement, by layer, as `flakit.headroom` takes them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        measure: Callable,
-        *,
-        every: int,
-        decays: Decays | None,
-        ahead: int,
-        over: int,
-        tell: Callable[[Forecast], None] | None,
-        dtype: torch.dtype,
-        **options,
-    ):
+    def __init__(self, model: nn.Module, every: int, *, measure, decays, ahead, over, tell, dtype, **options):
+        """The arguments are those of `watch`."""
         for name, number, least in (("every", every, 1), ("ahead", ahead, 0), ("over", over, 2)):
             whole(name, number, least)
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
@@ -525,5 +514,5 @@ def watch(
     Returns:
         Watch: `headrooms` by step, `warned`, `recording`, `close()`; also a context manager that closes it.
     """
-    ahead = 10 * every if ahead is None else ahead
-    return Watch(model, measure, every=every, decays=decays, ahead=ahead, over=over, tell=tell, dtype=dtype, **options)
+    options |= {"measure": measure, "decays": decays, "over": over, "tell": tell, "dtype": dtype}
+    return Watch(model, every, ahead=10 * every if ahead is None else ahead, **options)
