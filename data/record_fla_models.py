@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import flakit
 from flakit.numerics import recorded
+from flakit.numerics.errors import relative_l2
 
 MODELS = ("rwkv7", "rwkv6", "gsa")
 NOISE = 0.02
@@ -245,18 +246,13 @@ def text(net: nn.Module, tokens: Tensor, size: Size) -> dict:
     return {"made": tokens_after, "logits": logits.float()}
 
 
-def difference(got: Tensor, expected: Tensor) -> float:
-    """Relative L2."""
-    return ((got - expected).norm() / expected.norm()).item()
-
-
 def alike(got: dict, original: dict) -> dict:
     """Compare gradients, logits after equal tokens, and tokens: relative differences and counts."""
     same = got["made"] == original["made"]
     follow_same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1).cumprod(1).bool()
     return {
-        "gradient_difference": difference(got["gradient"], original["gradient"]),
-        "logit_difference": difference(got["logits"][follow_same], original["logits"][follow_same]),
+        "gradient_difference": relative_l2(got["gradient"], original["gradient"]),
+        "logit_difference": relative_l2(got["logits"][follow_same], original["logits"][follow_same]),
         "tokens": same.numel(),
         "same_tokens": int(same.sum()),
     }

@@ -5,10 +5,10 @@ python data/record_gradients.py rwkv6 [--out FILE] [--quick]
 
 import itertools
 import platform
-import time
 from pathlib import Path
 
 import torch
+from rich.progress import track
 
 from flakit.cases.decay_gradient import running_sums
 from flakit.numerics import recorded
@@ -36,12 +36,10 @@ def main() -> None:
     out = options.out or Path(__file__).parent / f"{RECORDINGS[op.name]}.json"
     lengths, decays = (LENGTHS[:1], DECAYS[::4]) if options.quick else (LENGTHS, (op.profile, *DECAYS))
     settings = list(itertools.product(DTYPES, lengths, decays))
-    rows, start = [], time.monotonic()
-    for n, (dtype, T, decay) in enumerate(settings):
+    rows = []
+    for dtype, T, decay in track(settings, "settings"):
         setting = {"dtype": dtype, "T": T, "decay": decay, **sizes}
         rows += gradient_rows(op, others=others, device=options.device, seed=SEED, **setting)
-        print(f"\r{n + 1} of {len(settings)} settings, {time.monotonic() - start:.0f} s", end="", flush=True)
-    print()
 
     for row in rows:
         row["backend"] = "triton" if on_gpu and row["form"] not in others else "torch"

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from ..cases.laws import search
+from ..numerics.arguments import one_of
 from ..numerics.inputs import inputs as make_inputs
 from ..numerics.recorded import Recording, read
 from ..numerics.words import error as in_words
@@ -155,8 +156,7 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
     products: the precision of `tl.dot` in our lines: "ieee", or "tf32" as on tensor cores.
     Raises RuntimeError, with the line, if the kernel fails.
     """
-    if way not in WAYS:
-        raise ValueError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
+    one_of("way", way, WAYS)
     if not decay <= 0:
         raise ValueError(f"decay: expected a natural-log decay <= 0, got {decay!r}")
     _, empty = _answered(lines)
@@ -181,8 +181,7 @@ def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = Fa
 
 def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
     """The text of the file: imports, the three pieces, the learner's or ours, and the kernel that calls them."""
-    if products not in PRODUCTS:
-        raise ValueError(f"products: expected one of {', '.join(PRODUCTS)}, got {products!r}")
+    one_of("products", products, PRODUCTS)
     own, _ = _answered(lines)
     ours = {name: text.replace('="ieee"', f'="{products}"') for name, text in _ours().items()}
     parts = [own.get(name) or ours[WAYS[way] if name == "scores" else name] for name in PIECES]
