@@ -45,7 +45,7 @@ class CasePanel(Panel):
     def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
         """Return the knob's widget, or two for a decay that may be a profile or a number."""
         value, numbers = knob.default, knob.range
-        label = self._words["knobs"].get(name, name)
+        label = self._words["knobs"].get(name) or say(name)
         if str in knob.kinds and float in knob.kinds:
             return decay_knobs(self, value, -1.0, low=numbers.low)
         if bool in knob.kinds:

@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import flakit
+from flakit.cases.knobs import knobs_of
 from flakit.language import Words, needs_translation
 
 PACKAGE = Path(flakit.__file__).parent
@@ -39,6 +40,9 @@ def translatable(name):
     if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS" for node in tree.body):
         module = importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
         spoken += leaves(module.WORDS)
+        if "knobs" in module.WORDS:  # a case's picture: other knobs are labelled by their names
+            knobs = knobs_of(importlib.import_module(module.__package__).show)
+            spoken += [knob for knob in knobs if knob not in module.WORDS["knobs"] and knob != "seed"]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say":
             spoken += [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]

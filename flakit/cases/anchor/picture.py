@@ -16,15 +16,7 @@ from ..laws import LN_MAX
 from . import SCHEMES, Shown
 
 WORDS = Words() | {
-    "knobs": {
-        "w": "decay w",
-        "row": "at token",
-        "scheme": "anchor",
-        "op": "operator",
-        "T": "length T",
-        "chunk": "chunk",
-        "block": "block",
-    },
+    "knobs": {"w": "decay w", "row": "at token", "scheme": "anchor", "op": "operator", "T": "length T"},
     "alt": "One chunk with a row for each token: the running sum of the decays with the anchors as read and as meant; "
     "maps of the two exponents of every pair and of the weight they make, infinities hatched; and for every tensor the "
     "tokens at which it is lost",

@@ -11,7 +11,7 @@ from ...language import Words, rephrase, say
 from . import NOTHING, Operation, Shown
 
 WORDS = Words() | {
-    "knobs": {"T": "length T", "gate": "gate", "op": "operator", "form": "padding"},
+    "knobs": {"T": "length T", "op": "operator", "form": "padding"},
     "alt": "A strip of every operation of the forward and the backward pass, those that return an infinity or a NaN "
     "marked, with an arrow at the first; below, the output and every gradient over the tokens, what is lost marked, "
     "and the gradient that anomaly detection names",

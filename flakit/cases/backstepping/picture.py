@@ -11,7 +11,7 @@ from ...numerics.words import error
 from . import READ, ROUNDED, STRONGEST, Shown, grown
 
 WORDS = Words() | {
-    "knobs": {"w": "strongest w", "chunk": "tokens C", "op": "operator", "rebuilt": "states", "seed": "seed"},
+    "knobs": {"w": "strongest w", "chunk": "tokens C", "op": "operator", "rebuilt": "states"},
     "alt": "A map of how far each row of the rebuilt state is off, a column for each token and a row for each channel; "
     "below, the same errors over the decay that was walked back, with the law, what bfloat16 rounds and the strongest "
     "decay of RWKV7's gate",

@@ -11,7 +11,7 @@ from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"tolerance": "tolerance", "size": "elements N"},
+    "knobs": {"size": "elements N"},
     "alt": "A map of the tensor's first rows, the lost elements marked; beside it, on logarithmic scales, the ratio of "
     "root mean squares, the worst row and the worst element against the number of lost elements, with the tolerance "
     "and the number that it accepts",

@@ -17,7 +17,6 @@ WORDS = Words() | {
     "knobs": {
         "w": "decay w",
         "block": "block rows",
-        "anchor": "anchor",
         "bound": "bound b",
         "K": "channels K",
         "exclusive": "read before decay",

@@ -12,7 +12,7 @@ from ...language import Words, say
 from . import CHANNEL, DTYPES, TOKEN, Shown
 
 WORDS = Words() | {
-    "knobs": {"x": "one x", "dtype": "dtype", "gate": "gate"},
+    "knobs": {"x": "one x"},
     "alt": "Four maps, a column for each token and a row for each channel: x, the log decays w made of it, the "
     "gradient dw that the kernel returns, and the gradient dx behind the gate; what is NaN or infinite is hatched",
     "x": "1 x, which a layer makes",

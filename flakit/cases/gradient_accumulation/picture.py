@@ -14,7 +14,7 @@ from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown
 
 WORDS = Words() | {
-    "knobs": {"accumulation": "in parts", "contract": "model", "mixer": "mixer"},
+    "knobs": {"accumulation": "in parts", "contract": "model"},
     "alt": "A box for every part of the step: the loss that the model returns for it and what the trainer adds up; "
     "below, a bar of the reported loss for every number of parts, with the law and the plain loop's loss, and this "
     "loop's gradient against the plain loop's, element by element",

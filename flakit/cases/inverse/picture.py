@@ -16,7 +16,7 @@ from ..decay_gradient import ROUNDINGS
 from . import FORMS, LARGEST, Shown
 
 WORDS = Words() | {
-    "knobs": {"alpha": "alpha", "w": "log decay w", "spread": "spread", "C": "tokens C", "rounding": "operands"},
+    "knobs": {"w": "log decay w", "C": "tokens C", "rounding": "operands"},
     "alt": "A bar for every power of L, the size of the term that it adds to one element of the inverse, with lines "
     "for what the terms sum to, for what rounding leaves and for the end of the format; below, maps of the error of "
     "the inverse in three ways, and the three errors over alpha with the law of the product",

@@ -16,7 +16,7 @@ from ...numerics.words import percent
 from . import GRADIENTS, Shown
 
 WORDS = Words() | {
-    "knobs": {"fed": "fed as w", "bias": "bias", "T": "length T", "K": "channels K", "dtype": "dtype"},
+    "knobs": {"fed": "fed as w", "T": "length T", "K": "channels K"},
     "alt": "The size of the largest state over time, with the end of the number format; below it the size of every row "
     "of the state as a map of rows against tokens; beside them the share of each tensor that is finite",
     "size": r"$\log_{10}$ of the largest $|S_t|$",

@@ -11,7 +11,7 @@ from ..laws import LN_MAX
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"w": "decay w", "chunk": "chunk C", "mask": "mask", "exclusive": "read before decay"},
+    "knobs": {"w": "decay w", "chunk": "chunk C", "exclusive": "read before decay"},
     "alt": "Four maps of the pairs of one chunk, a row for each output and a column for each key: exponents, their "
     "exponentials, the weights after the mask, and the gradient of the exponents",
     "exponents": {False: "1 exponents\n$gi_i - gi_j$", True: "1 exponents\n$ge_i - gi_j$"},

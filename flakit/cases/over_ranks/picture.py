@@ -12,7 +12,7 @@ from ...numerics.words import number, percent
 from . import FAULTS, H, Shown, T
 
 WORDS = Words() | {
-    "knobs": {"ranks": "ranks", "w": "decay w", "spread": "spread", "fault": "fault", "seed": "seed"},
+    "knobs": {"w": "decay w"},
     "alt": "Above, for each head, how far off the gradient of the state is that reaches the initial state, and that "
     "enters each slice from behind; below, for each token of the last head how far off its dv is, with the law, and "
     "lines between the slices",

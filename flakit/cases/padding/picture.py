@@ -17,15 +17,7 @@ from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
 
 WORDS = Words() | {
-    "knobs": {
-        "T": "length T",
-        "gate": "log gate",
-        "form": "padding",
-        "op": "operator",
-        "uneven": "share of gates",
-        "chunk": "chunk",
-        "block": "block",
-    },
+    "knobs": {"T": "length T", "gate": "log gate", "form": "padding", "op": "operator", "uneven": "share of gates"},
     "alt": "The last chunk of a sequence over its rows, tokens first and empty rows behind the end: the running sum of "
     "the gates; the factor of every row for every block of keys; the gradient of the keys, what is lost hatched and "
     "linked to the empty rows by arrows; beside them the largest gate without a NaN for each number of rows",

@@ -10,7 +10,7 @@ from ...language import Words, label, say
 from . import BITS, CHUNK, STORED, WAYS, Shown, law
 
 WORDS = Words() | {
-    "knobs": {"chunks": "chunks", "way": "products in", "seed": "seed"},
+    "knobs": {"way": "products in"},
     "alt": "The error of a product of transition matrices after 2, 4, 8 and more chunks, on logarithmic scales, with "
     "the law and a line for what storing a result in bfloat16 costs; points above that line are orange crosses",
     "title": "products in {way}: the chain is off by",

@@ -10,13 +10,7 @@ from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {
-        "tokens": "tokens",
-        "dtype": "state's dtype",
-        "writes": "writes",
-        "between": "at each token",
-        "seed": "seed",
-    },
+    "knobs": {"dtype": "state's dtype", "between": "at each token"},
     "alt": "The state after each token: exact as a dashed line, and as it is kept; where it stands still it is orange",
     "title": "a state that forgets nothing, after each token",
     "true": "exact",

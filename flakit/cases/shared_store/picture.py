@@ -8,7 +8,7 @@ from ...numerics.words import percent
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"V": "columns V", "block": "block of V", "tensor": "gradient", "summed": "add shares", "seed": "seed"},
+    "knobs": {"V": "columns V", "block": "block of V", "tensor": "gradient", "summed": "add shares"},
     "alt": "A gradient as it is and as it is stored, a column for each token and a row for each channel",
     "true": "as it is: the shares of all blocks added",
     "stored": "as it is stored",

@@ -14,7 +14,7 @@ from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"layout": "in memory", "raw": "ignore stride", "sequences": "sequences", "length": "tokens each"},
+    "knobs": {"layout": "in memory", "raw": "ignore stride", "length": "tokens each"},
     "alt": "The numbers in memory, which of them are offsets and which the kernel takes for offsets; below, a column "
     "for each token: the sequence it belongs to, the program that computes it, and whether its output is right",
     "memory": "the numbers in memory, and the offsets among them",

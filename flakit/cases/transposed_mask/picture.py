@@ -13,7 +13,7 @@ from ...language import Words, say
 from . import MOST, Shown
 
 WORDS = Words() | {
-    "knobs": {"K": "keys K", "V": "values V", "BK": "tile BK", "BV": "tile BV", "transposed": "transposed"},
+    "knobs": {"K": "keys K", "V": "values V", "BK": "tile BK", "BV": "tile BV"},
     "alt": "The state as rows of keys and columns of values, cut into tiles: hatched where the mask leaves out an "
     "entry or lets through memory beyond the state; beside it the number of wrong entries for every K and V",
     "state": "the state in memory, tile by tile",

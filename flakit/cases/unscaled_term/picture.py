@@ -11,7 +11,7 @@ from ...numerics.words import number
 from . import Shown, T
 
 WORDS = Words() | {
-    "knobs": {"scale": "loss ×", "way": "the term", "seed": "seed"},
+    "knobs": {"scale": "loss ×", "way": "the term"},
     "alt": "For each token the size of three gradients at its largest logit, on a logarithmic scale: that of the loss "
     "alone, what a term of the loss should add to it, and what it adds; the last is orange where it is another",
     "title": "loss × {scale}: the gradient at each token's largest logit, divided by it",

@@ -7,13 +7,7 @@ from ...language import Words, say
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {
-        "tokens": "tokens",
-        "padding": "padding",
-        "memory": "memory",
-        "times": "its size ×",
-        "zeroed": "write zeros",
-    },
+    "knobs": {"times": "its size ×", "zeroed": "write zeros"},
     "alt": "The gradient of the keys, a column for each row of the batch, the padding at the right; below, the "
     "gradient of the weight as it should be and as it is",
     "dk": "dk as it comes back: the sequences, then the padding",

@@ -15,7 +15,7 @@ from ..laws import LN_MAX
 from . import Shown
 
 WORDS = Words() | {
-    "knobs": {"H": "heads H", "block": "block rows", "spread": "spread", "w": "decay w"},
+    "knobs": {"H": "heads H", "block": "block rows", "w": "decay w"},
     "alt": "A map of the cumulative decays as they lie in memory, a row for each token and a column for each head, "
     "the anchor of one head marked as it is meant and as it is read; the exponents of that head's tokens with both; "
     "and its scores with both, a row for each output and a column for each key",

@@ -11,7 +11,7 @@ from ...numerics.words import number, percent
 from . import TOKEN, Shown, T
 
 WORDS = Words() | {
-    "knobs": {"length": "one |k|", "way": "divided by", "eps": "ε", "seed": "seed"},
+    "knobs": {"length": "one |k|", "way": "divided by", "eps": "ε"},
     "alt": "For each token the size of the gradient that arrives at its key of length one, and of the one that leaves "
     "for the key as the layer made it, on a logarithmic scale; the token with the short key is orange where its "
     "gradient is more than a hundred times every other",
