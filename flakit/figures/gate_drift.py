@@ -12,7 +12,6 @@ from .plots import Picture
 WORDS = Words() | {
     "loss": "loss, nats a byte",
     "step": "training step",
-    "exponent": "largest exponent",
     "died": "{name}: NaN from step {step}",
     "fatal": "The loss of each training step: {names}",
 }
@@ -24,46 +23,30 @@ def fatal_run(
     start: int = 0,
     end: int | None = None,
     window: int = 1,
-    exponents: Mapping[str, tuple[int, Sequence[float]]] | None = None,
-    limit: float = math.inf,
-    height: float = 2.6,
 ) -> Picture:
     """Draw losses by training step. A line that becomes NaN ends in an orange cross, and the legend gives the step.
 
     runs: by name, the index of the first step and the losses from there on. start, end: the range of steps.
     window: steps per mean; the last window may be shorter.
-    exponents: the largest exponent of each step, likewise, drawn below against a dashed line at `limit`.
     """
     ends = {name: _first_nan(losses) for name, (_, losses) in runs.items()}
     died = {name: first + ends[name] for name, (first, _) in runs.items() if ends[name] is not None}
     labels = {name: WORDS.say("died", name=name, step=died[name]) if name in died else name for name in runs}
-    tall = height + 1.6 * bool(exponents)
     end = max(first + len(losses) for first, losses in runs.values()) if end is None else end
-    picture = Picture(tall, WORDS.say("fatal", names="; ".join(labels.values())))
-
-    def drawn(ax, curves, looks, means):
-        for n, (name, (first, values)) in enumerate(curves.items()):
-            x, y = _means(first, values[: ends[name]], means)
+    height = 2.6
+    picture = Picture(height, WORDS.say("fatal", names="; ".join(labels.values())))
+    with style.context():
+        ax = picture.figure.add_axes((0.075, 1 - (height - 0.5) / height, 0.9, (height - 0.85) / height))
+        for n, ((name, (first, values)), look) in enumerate(zip(runs.items(), style.LINES, strict=False)):
+            x, y = _means(first, values[: ends[name]], window)
             shown = (x >= start) & (x <= end)
-            ax.plot(x[shown], y[shown], **looks[name] | {"linewidth": 2.6 if n == 0 else 1.5}, label=labels[name])
+            ax.plot(x[shown], y[shown], **look | {"linewidth": 2.6 if n == 0 else 1.5}, label=labels[name])
             if died.get(name, math.inf) <= end and ends[name]:
                 ax.plot(x[-1], y[-1], "x", color=style.BROKEN, markersize=11, markeredgewidth=3, zorder=9)
-
-    with style.context():
-        above = picture.figure.add_axes((0.075, 1 - (height - 0.5) / tall, 0.9, (height - 0.85) / tall))
-        lowest, looks = above, dict(zip(runs, style.LINES, strict=False))
-        drawn(above, runs, looks, window)
-        above.set_ylabel(WORDS["loss"])
+        ax.set(ylabel=WORDS["loss"], xlabel=WORDS["step"], xlim=(start, end))
         picture.figure.legend(
-            *above.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.065, 1.0), ncols=3, handlelength=3
+            *ax.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.065, 1.0), ncols=3, handlelength=3
         )
-        if exponents:
-            above.tick_params(labelbottom=False)
-            lowest = picture.figure.add_axes((0.075, 0.47 / tall, 0.9, 1.45 / tall), sharex=above)
-            drawn(lowest, exponents, looks, 1)
-            lowest.axhline(limit, **style.LAW)
-            lowest.set(ylabel=WORDS["exponent"], ylim=(0, 3 * limit))
-        lowest.set(xlabel=WORDS["step"], xlim=(start, end))
     return picture
 
 

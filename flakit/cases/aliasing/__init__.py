@@ -170,15 +170,10 @@ def show(
     return Shown(rows, in_place, *(part.cpu() for part in parts), measured.touched["initial_state[0]"].version)
 
 
-def reproduce(backend: str | None = None) -> list[Row]:
-    """Return what a faulty and a right call change, what PyTorch counts, and what the next call returns.
-
-    backend: default the kernel if this process can run it, else PyTorch.
-    """
-    device, able = kernel_place()
-    backend, nan = backend or able, float("nan")
-    x = inputs(device=device)
-    rows = []
+def reproduce() -> list[Row]:
+    """Return what a faulty and a right call change, what PyTorch counts, and what the next call returns."""
+    (device, backend), nan = kernel_place(), float("nan")
+    x, rows = inputs(device=device), []
     for label, in_place in (("as it was", True), ("right", False)):
         measured = repeated(x, in_place=in_place, backend=backend)
         rows += _rows(measured, law(x, in_place=in_place), in_place, label)

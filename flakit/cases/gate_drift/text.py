@@ -120,23 +120,17 @@ def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
     return model, optimizer
 
 
-def start(
-    kernel: str | Callable = "none",
-    *,
-    steps: int | None = None,
-    model: LanguageModel | None = None,
-    progress: bool = False,
-) -> Drift:
+def start(kernel: str | Callable = "none", *, steps: int | None = None, model: LanguageModel | None = None) -> Drift:
     """Compute the run from its first step, on the recorded text. Only some twenty steps match the recording.
 
     kernel: one of `KERNELS`, or a function as in `resume`. steps: default two more than "none" survives.
     model: a result of `initial`, to observe while it trains; it is trained in place.
     """
     steps = fatal_step() + 3 if steps is None else steps
-    return _run(kernel, initial() if model is None else model, Text(0), steps, progress=progress)
+    return _run(kernel, initial() if model is None else model, Text(0), steps)
 
 
-def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none", progress: bool = False) -> Drift:
+def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none") -> Drift:
     """Continue the run from the state before the fatal step, with another kernel.
 
     kernel: one of `KERNELS`, or a function kernel(r, k, v, w, u) that returns o, or a tuple or a NamedTuple with o
@@ -148,7 +142,7 @@ def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none
     """
     model, optimizer = state(of)
     first = fatal_step(of)
-    return _run(kernel, model, Text(first), steps, first=first, scheme=of, optimizer=optimizer, progress=progress)
+    return _run(kernel, model, Text(first), steps, first=first, scheme=of, optimizer=optimizer)
 
 
 def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
@@ -177,13 +171,12 @@ def _run(
     first: int = 0,
     scheme: str = "none",
     optimizer: torch.optim.Optimizer | None = None,
-    progress: bool = False,
 ) -> Drift:
     if not 1 <= steps <= text.steps:
         raise ValueError(f"steps: expected 1 to {text.steps}, for which text was recorded, got {steps}")
     name = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", "yours")
     warmup = 0.0 if first else WARMUP / steps
-    options = {"steps": steps, "warmup": warmup, "optimizer": optimizer, "progress": progress}
+    options = {"steps": steps, "warmup": warmup, "optimizer": optimizer, "progress": False}
     return train_on(text.batch, kernel, model, Drift("rwkv6", name, first=first), scheme=scheme, **options)
 
 

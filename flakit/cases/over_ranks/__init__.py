@@ -157,18 +157,10 @@ def show(
         Row(f"{fault}, {ranks} ranks: the initial state's gradient by", math.nan, expected, initial),
     ]  # fmt: skip
     return Shown(
-        rows,
-        fault,
-        ranks,
-        decays,
-        entering,
-        torch.tensor([[_law(decays, h, n, ranks, fault) for n in range(ranks)] for h in range(H)]),
-        tokens,
-        predicted,
-        outputs,
-        initial,
-        torch.tensor([relative_l2(dfirst[0, h], true_dfirst[0, h]) for h in range(H)]),
-    )
+        rows, fault, ranks, decays, entering=entering, tokens=tokens, law=predicted, outputs=outputs, initial=initial,
+        predicted=torch.tensor([[_law(decays, h, n, ranks, fault) for n in range(ranks)] for h in range(H)]),
+        first=torch.tensor([relative_l2(dfirst[0, h], true_dfirst[0, h]) for h in range(H)]),
+    )  # fmt: skip
 
 
 def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -269,7 +269,9 @@ def _onset(T: int, form: str, op: str, **sizes) -> float:
     return onset(T, form, op=op, highest=1e4, **sizes)
 
 
-def _lost(x: Mapping, results: Mapping, gate: float, recorded: str, form: str, op: str, **sizes) -> Row:
+def _lost(
+    x: Mapping, results: Mapping, gate: float, recorded: str, form: str = "chunk", op: str = "gsa", **sizes
+) -> Row:
     T, law = x["k"].shape[1], tokens(predicted(x, form, op=op, **sizes))
     measured = tokens(~results[KEY_GRADIENT[op]].isfinite())
     if not results["o"].isfinite().all():
@@ -370,11 +372,11 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
     ]
 
 
-def reproduce(form: str = "chunk", op: str = "gsa") -> list[Row]:
+def reproduce() -> list[Row]:
     """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
     rows = []
     for T, gates in RECORDED.items():
         for gate, recorded in gates.items():
-            x = inputs(T, gate, op=op, K=4, M=4)
-            rows.append(_lost(x, run(x, form, op=op), gate, recorded, form, op))
-    return [*rows, *(row for clamped_op in CLAMPS for row in clamp_rows(form=form, op=clamped_op))]
+            x = inputs(T, gate, K=4, M=4)
+            rows.append(_lost(x, run(x), gate, recorded))
+    return [*rows, *(row for op in CLAMPS for row in clamp_rows(op=op))]

@@ -158,26 +158,6 @@ def _wrong(errors: Tensor) -> Tensor:
     return ~(errors <= 1e-4)
 
 
-def _tried(starts: Tensor, name: str, raw: bool, seed: int, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Return the offsets [N + 1] in a layout, and the errors [T] of the outputs."""
-    device, able = kernel_place()
-    laid_out = layout(starts.to(device), name)
-    return laid_out, _errors(inputs(int(starts[-1]), device=device, seed=seed), laid_out, raw, backend or able)
-
-
-def _rows(laid_out: Tensor, errors: Tensor, name: str, raw: bool) -> list[Row]:
-    ends, measured = laid_out.tolist(), _share(errors)
-    predicted = law(ends, in_memory(ends, name) if raw else ends)
-    stride, sequences = laid_out.stride(0), len(ends) - 1
-    what = f"{name}, stride {stride}, {sequences} sequences"
-    if not raw:
-        what = f"{name}, stride {stride}, asked for, {sequences} sequences"
-    return [
-        Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, measured.wrong),
-        Row(f"{what}: never computed", math.nan, predicted.missing, measured.missing),
-    ]
-
-
 @dataclass(frozen=True)
 class Shown(Measured):
     """The memory, the numbers read from it, and the errors."""
@@ -212,21 +192,27 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Compare the law with packed sequences of about `length` tokens, offsets in one layout, read raw or strided."""
-    laid_out, errors = _tried(offsets(sequences, length, seed=seed), layout, raw, seed)
-    stride = laid_out.stride(0)
-    memory = laid_out.as_strided(((len(laid_out) - 1) * stride + 1,), (1,)).tolist()
-    return Shown(_rows(laid_out, errors, layout, raw), memory, stride, 1 if raw else stride, errors, _wrong(errors))
+    device, backend = kernel_place()
+    laid_out = LAYOUTS[layout](offsets(sequences, length, device=device, seed=seed))
+    ends, stride = laid_out.tolist(), laid_out.stride(0)
+    errors = _errors(inputs(ends[-1], device=device, seed=seed), laid_out, raw, backend)
+    predicted, found = law(ends, in_memory(ends, layout) if raw else ends), _share(errors)
+    what = f"{layout}, stride {stride}, {sequences} sequences"
+    if not raw:
+        what = f"{layout}, stride {stride}, asked for, {sequences} sequences"
+    rows = [
+        Row(f"{what}: share of tokens wrong", math.nan, predicted.wrong, found.wrong),
+        Row(f"{what}: never computed", math.nan, predicted.missing, found.missing),
+    ]
+    memory = laid_out.as_strided((sequences * stride + 1,), (1,)).tolist()
+    return Shown(rows, memory, stride, 1 if raw else stride, errors, _wrong(errors))
 
 
-def reproduce(backend: str | None = None) -> list[Row]:
-    """Return the fractions of wrong tokens by layout, also with the stride respected; the story's table comes last.
-
-    backend: default the kernel if this process can run it, else its twin.
-    """
-    device, able = kernel_place()
-    backend, starts = backend or able, offsets()
+def reproduce() -> list[Row]:
+    """Return the fractions of wrong tokens by layout, also with the stride respected; the story's table comes last."""
+    device, backend = kernel_place()
     tried = [(name, True) for name in LAYOUTS] + [("column of (begin, end)", False)]
-    rows = [row for name, raw in tried for row in _rows(*_tried(starts, name, raw, 0, backend), name, raw)]
+    rows = [row for name, raw in tried for row in show(layout=name, raw=raw, length=20).rows]
     table = torch.tensor([[0, 9], [5, 9], [20, 9]], device=device)
     got, predicted = measured(inputs(20, device=device), table[:, 0], backend=backend), law([0, 5, 20], [0, 9, 5])
     return [

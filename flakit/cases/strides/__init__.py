@@ -75,21 +75,6 @@ def law(name: str, shape: tuple[int, int, int, int]) -> float:
     return 1 - 1 / (B * T * H if name.startswith("slice") else B * T * H * D)
 
 
-def measured(name: str, shape: tuple[int, int, int, int]) -> float:
-    """Measure the counterpart of `law`."""
-    return _misread(*_numbered(name, shape))
-
-
-def _numbered(name: str, shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    """Return a tensor in a layout with its elements numbered from 1, and what a blind kernel reads of it."""
-    meant = layout(torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape), name)
-    return meant, blind(meant)
-
-
-def _misread(meant: Tensor, read: Tensor) -> float:
-    return (read != meant).double().mean().item()
-
-
 def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the inputs as a blind kernel reads them; names: {tensor: layout} of those to misread."""
     return {**inputs, **{name: blind(layout(inputs[name].detach(), kind)) for name, kind in names.items()}}
@@ -120,10 +105,11 @@ def show(
     H: Annotated[int, Range(1, 32)] = 4,
     D: Annotated[int, Range(1, 128)] = 64,
 ) -> Shown:
-    """Compare law and measurement for one layout of a tensor [B, T, H, D]."""
-    shape = (B, T, H, D)
-    meant, read = _numbered(layout, shape)
-    sizes, misread = list(shape), _misread(meant, read)
+    """Compare law and measurement for one layout of a tensor [B, T, H, D], its elements numbered from 1."""
+    shape, sizes = (B, T, H, D), [B, T, H, D]
+    meant = LAYOUTS[layout](torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape))
+    read = blind(meant)
+    misread = (read != meant).double().mean().item()
     row = Row(f"{sizes}: misread", math.nan, law(layout, shape), misread)
     # The last element identifies a row: a row is beyond the memory if any of its elements is.
     rows = ((x[0, ..., -1].abs() - 1) // D for x in (meant, read))
