@@ -85,7 +85,7 @@ def dw_by_formula(
     """Compute dw [B, T, H, K] by the first three `FORMULAS`, all from the same dr and dk.
 
     r, k, w: [B, T, H, K], w natural log <= 0; v, do: [B, T, H, V]. The bonus u does not contribute to dw. Arithmetic
-    is float32 (float64 for float64 inputs). options: scale, initial_state and dfinal_state, [B, H, K, V] each.
+    is float32 (float64 for float64 inputs). options: initial_state and dfinal_state, [B, H, K, V] each.
     """
     dr, dk, direct, at_end = _gradients(r, k, v, w, do, **options)
     return {
@@ -96,38 +96,20 @@ def dw_by_formula(
 
 
 def _gradients(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    do: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    dfinal_state: Tensor | None = None,
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, initial_state=None, dfinal_state=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dr, dk, dw by the direct form, and sum_v S_T * dS_T, without a bonus; shapes as in `dw_by_formula`."""
     dtype = torch.promote_types(r.dtype, torch.float32)
     leaves = [x.detach().to(dtype).requires_grad_() for x in (r, k, v, w)]
     no_bonus = r.new_zeros(r.shape[2:], dtype=dtype)
-    o, final_state = chunk_rwkv6(*leaves, no_bonus, scale, initial_state, output_final_state=True)
+    o, final_state = chunk_rwkv6(*leaves, no_bonus, initial_state=initial_state, output_final_state=True)
     dfinal_state = torch.zeros_like(final_state) if dfinal_state is None else dfinal_state.to(final_state.dtype)
     dr, dk, _, direct = torch.autograd.grad((o, final_state), leaves, (do.to(o.dtype), dfinal_state))
     return dr, dk, direct, (final_state.detach() * dfinal_state).sum(-1)
 
 
 def in_chunks(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    do: Tensor,
-    *,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    dfinal_state: Tensor | None = None,
-    rounding: str = "tf32",
-    same: bool = True,
-    chunk: int = 64,
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, rounding: str, same: bool = True, chunk: int = 64
 ) -> Tensor:
     """Compute dw [B, T, H, K] with the identity inside each chunk and rounded operands; shapes as in `dw_by_formula`.
 
@@ -137,16 +119,15 @@ def in_chunks(
         unrounded ones, so that the sums differ by the rounding of every row.
     Contributions across chunks are summed directly. Finite while no chunk decays by more than about 170.
     """
-    T, scale = r.shape[1], r.shape[-1] ** -0.5 if scale is None else scale
-    dtype = torch.promote_types(r.dtype, torch.float32)
+    T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w, do = (split_chunks(x, chunk, dtype) for x in (r, k, v, w, do))
 
     def rounded(x: Tensor) -> Tensor:
         return round_to(x, rounding)
 
-    q, before, after, total = r * scale, sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
-    S, _ = carry_states(total, rounded(k * after).mT @ rounded(v), initial_state)
-    D, _ = carry_states(total, rounded(q * before).mT @ rounded(do), dfinal_state, reverse=True)
+    q, before, after, total = r * r.shape[-1] ** -0.5, sum_before(w).exp(), sum_after(w).exp(), w.sum(-2).exp()
+    S, _ = carry_states(total, rounded(k * after).mT @ rounded(v), None)
+    D, _ = carry_states(total, rounded(q * before).mT @ rounded(do), None, reverse=True)
     dq, dk = (rounded(do) @ rounded(S).mT) * before, (rounded(v) @ rounded(D).mT) * after
     dw = (total * (S * D).sum(-1))[..., None, :] + sum_after(q * dq) + sum_before(k * dk)
 

@@ -28,25 +28,12 @@ after a thousand, from one token; with a right kernel it continues to fall (data
 run from the step before with any kernel; `fatal_batch` returns the operator's inputs in the fatal step.
 """
 
-from .delay import (
-    KERNELS,
-    LEARNING_RATE,
-    PROJECTION,
-    SIZE,
-    WARMUP,
-    Attempt,
-    attempts,
-    drift,
-    law,
-    model,
-    parts,
-    reinitialised,
-)
-from .text import FatalBatch, Replay, fatal_batch, fatal_step, initial, recorded, relive, replay, resume, start
+from .delay import KERNELS, LEARNING_RATE, PROJECTION, SIZE, attempts, drift, law, model, parts, reinitialised
+from .text import fatal_batch, fatal_step, initial, recorded, relive, replay, resume, start
 from .watched import LIMIT, Drift, T, exponents, faulty
 
 __all__ = [
-    "KERNELS", "LEARNING_RATE", "LIMIT", "PROJECTION", "SIZE", "WARMUP", "Attempt", "Drift", "FatalBatch", "Replay",
-    "T", "attempts", "drift", "exponents", "fatal_batch", "fatal_step", "faulty", "initial", "law", "model", "parts",
-    "recorded", "reinitialised", "relive", "replay", "resume", "start",
+    "KERNELS", "LEARNING_RATE", "LIMIT", "PROJECTION", "SIZE", "Drift", "T", "attempts", "drift", "exponents",
+    "fatal_batch", "fatal_step", "faulty", "initial", "law", "model", "parts", "recorded", "reinitialised", "relive",
+    "replay", "resume", "start",
 ]  # fmt: skip

@@ -244,6 +244,7 @@ class Cut(NamedTuple):
     """The gradient of all parameters, flat."""
 
 
+@lru_cache(maxsize=128)
 def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
     """Compare the first step under the trainer's contract with the plain loop."""
     returned: list[float] = []
@@ -255,9 +256,6 @@ def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0
 @lru_cache(maxsize=16)
 def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
     return step(mixer=mixer, loop="plain", seed=seed)(1)
-
-
-_cached_cut = lru_cache(maxsize=128)(cut)
 
 
 def measured(
@@ -304,7 +302,7 @@ def show(
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> Shown:
     """Return the factors on the reported loss and the gradient, for one accumulation, contract and mixer."""
-    cuts = {parts: _cached_cut(contract, parts, mixer) for parts in PARTS}
+    cuts = {parts: cut(contract, parts, mixer) for parts in PARTS}
     plain, gradients = _plain(mixer, 0)
     now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])
     sample = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(0))[:_ELEMENTS]
@@ -315,19 +313,11 @@ def show(
         for what, got in (("loss", now.measured.loss_factor), ("gradient", now.measured.grad_factor))
     ]
     return Shown(
-        rows,
-        accumulation,
-        contract,
-        accepts,
-        now.returned,
-        [loss if accepts else loss / accumulation for loss in now.returned],
-        {parts: each.measured for parts, each in cuts.items()},
-        laws,
-        plain,
-        (gradient[sample], now.gradient[sample]),
-        SEQUENCES * T,
-        SEQUENCES * (T - 1),
-    )
+        rows, accumulation, contract, accepts, returned=now.returned,
+        added=[loss if accepts else loss / accumulation for loss in now.returned],
+        cuts={parts: each.measured for parts, each in cuts.items()}, laws=laws, plain=plain,
+        gradients=(gradient[sample], now.gradient[sample]), counted=SEQUENCES * T, predicted=SEQUENCES * (T - 1),
+    )  # fmt: skip
 
 
 def reproduce() -> list[Row]:

@@ -10,8 +10,8 @@ shapes are equal, the kernel compiles, and the mask removes the mirror image of 
 a partial tile are never loaded; as many others are loaded from beyond the edge, harmless through padding if they are
 finite.
 
-`law` counts the wrong entries, `wrong` maps them. Both are 0 if K and V are multiples of the tile, and if K = V fits
-into one tile: tests with square powers of two never detect this fault.
+`law` counts the wrong entries. There are none if K and V are multiples of the tile, and none if K = V fits into one
+tile: tests with square powers of two never detect this fault.
 """
 
 import functools
@@ -110,19 +110,6 @@ def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True
     else:
         mask = m_v[..., :, None] & m_k[..., None, :]  # [NK, NV, BV, BK]
     return mask.permute(0, 3, 1, 2).reshape(NK * BK, NV * BV)
-
-
-def wrong(K: int, V: int, BK: int = 32, BV: int = 32) -> Tensor:
-    """Predict which entries of the state are read as zero, boolean [K, V].
-
-    Entry (k, v) is in column y = k mod B, row x = v mod B of its tile. The transposed mask tests whether the mirrored
-    entry, (k - y + x, v - x + y), is inside the state. Raises ValueError for rectangular tiles.
-    """
-    if _check_tile(BK, BV) is None:
-        raise ValueError(f"BK, BV: expected a square tile, got {BK} x {BV}, with which the kernel does not compile")
-    k, v = torch.arange(K)[:, None], torch.arange(V)[None, :]
-    y, x = k % BK, v % BV
-    return (k - y + x >= K) | (v - x + y >= V)
 
 
 def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | Tensor | None:
