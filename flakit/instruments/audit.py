@@ -19,7 +19,7 @@ from ..ops.common.dispatch import interpreted
 from .examiner import Examiner, clock_of
 from .finding import Finding
 from .probes import PROBES, Probe
-from .report import as_dict, as_json, in_a_notebook, table
+from .report import as_dict, as_json, in_a_notebook, page, table
 from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
@@ -116,8 +116,6 @@ class Audit:
         Path(path).write_text(as_json(self) + "\n", encoding="utf-8")
 
     def write_html(self, path: str | Path) -> None:
-        from .page import page
-
         Path(path).write_text(page(self), encoding="utf-8")
 
     def write_repros(self, folder: str | Path) -> None:

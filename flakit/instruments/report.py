@@ -1,9 +1,10 @@
 """An audit as a table in a terminal, as JSON, and as one self-contained page."""
 
+import base64
 import json
 import platform
-from collections.abc import Mapping
-from html import escape as escape_html
+from collections.abc import Iterator, Mapping
+from html import escape as _e
 
 import torch
 from rich import box
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..numerics import table as still
+from ..numerics.gradients import along_time
 from ..numerics.recorded import version_of
 from ..numerics.words import for_json, number
 
@@ -105,13 +107,13 @@ def in_a_notebook(audit) -> str:
         row = {"probe": v.probe.name, "verdict": _MARKS[v.verdict], "worst of budget": figure}
         rows.append(row | {"what was found": "; ".join(filter(None, what))})
     parts = [still.Table(rows, caption=f"{audit.subject.name}, like {audit.subject.op.name}")._repr_html_()]
-    parts += [f"<p><b>{escape_html(words)}</b></p>" for words in leading(audit)]
+    parts += [f"<p><b>{_e(words)}</b></p>" for words in leading(audit)]
     for v in audit.failed:
         if v.cause:
             continue
-        like = f" It resembles the case <code>{escape_html(v.case)}</code>." if v.case else ""
-        parts.append(f"<p><b>{escape_html(v.probe.name)}</b>: {escape_html(v.probe.meaning)}{like}</p>")
-    parts.append(f"<p>{escape_html(headline(audit))}</p>")
+        like = f" It resembles the case <code>{_e(v.case)}</code>." if v.case else ""
+        parts.append(f"<p><b>{_e(v.probe.name)}</b>: {_e(v.probe.meaning)}{like}</p>")
+    parts.append(f"<p>{_e(headline(audit))}</p>")
     return "\n".join(parts)
 
 
@@ -140,3 +142,75 @@ def _row(v) -> dict:
 
 def as_json(audit) -> str:
     return json.dumps(as_dict(audit), indent=1)
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d1d1d; max-width: 1060px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.4em } h2 { font-size: 1.15em; margin-top: 2em }
+table { border-collapse: collapse; width: 100% } th { text-align: left }
+td:nth-child(-n+3) { white-space: nowrap }
+td, th { padding: .3em .7em .3em 0; vertical-align: top; border-bottom: 1px solid #ddd }
+.fail { color: #b34700; font-weight: 600 } .pass { color: #00694c } .not-supported { color: #6b6b6b }
+pre { background: #f5f5f5; padding: 1em; overflow-x: auto; font-size: 13px }
+img { max-width: 100%; height: auto } details { margin: .6em 0 } code { overflow-wrap: anywhere }
+"""
+
+
+def page(audit) -> str:
+    """The whole page as HTML, with figures if matplotlib is installed."""
+    return "\n".join(_lines(audit))
+
+
+def _lines(audit) -> Iterator[str]:
+    failed = as_dict(audit)
+    versions = ", ".join(f"{name} {version}" for name, version in failed["versions"].items() if version)
+    title = f"Audit of {audit.subject.name}"
+    count = len(audit.failed)
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
+    yield f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+    yield f"<h1>{_e(title)}</h1>"
+    yield f"<p>Held to the float64 truth of {_e(audit.subject.op.label)} on {_e(failed['device'])}; {_e(versions)}. "
+    yield f"{count or 'No'} of {len(audit.verdicts)} probes failed. {_e(headline(audit))}.</p>"
+    yield from (f"<p><b>{_e(words)}</b></p>" for words in leading(audit))
+    yield from _figure(audit.picture)
+    yield "<table><thead><tr><th>probe</th><th>verdict</th><th>worst of budget</th><th>what was found</th></tr></thead>"
+    yield "<tbody>"
+    for v in audit.verdicts:
+        kind, name = v.verdict.replace(" ", "-"), _e(v.probe.name)
+        link = f'<a href="#{name}">{name}</a>' if v.verdict == "fail" else name
+        yield f'<tr><td>{link}</td><td class="{kind}">{v.verdict}</td><td>{_e(figure_words(v))}</td>'
+        yield f"<td>{_e(v.words)}</td></tr>"
+    yield "</tbody></table>"
+    for v in audit.failed:
+        yield f'<h2 id="{_e(v.probe.name)}">{_e(v.probe.name)}</h2><p>{_e(v.probe.meaning)}</p>'
+        yield f"<p>{_e(v.words)}; at the smallest setting found: <code>{_e(setting_words(v.setting))}</code>.</p>"
+        yield f"<p>{_e(v.law[:1].upper() + v.law[1:])}.</p>" if v.law else ""
+        if v.case:
+            yield f"<p>It resembles the case <code>{_e(v.case)}</code>: <code>flakit cases {_e(v.case)}</code>.</p>"
+        yield f"<p>Budget: {_e(v.probe.budget)}.</p>"
+        yield from _figure(_along, audit, v)
+        if v.repro:
+            yield f"<details><summary>A script that shows it</summary><pre>{_e(v.repro)}</pre></details>"
+    yield "</body></html>"
+
+
+def _figure(draw, *about) -> Iterator[str]:
+    try:
+        picture = draw(*about)
+    except ImportError:
+        return
+    if picture is not None:
+        data = base64.b64encode(picture.png()).decode()
+        yield f'<p><img alt="{_e(picture.alt)}" src="data:image/png;base64,{data}"></p>'
+
+
+def _along(audit, v):
+    """The errors of the tensor that failed along the tokens, at the setting of the first failure."""
+    from ..figures.audit import along_time as draw
+
+    if v.pair is None or v.pair[0].ndim != 4:
+        return None
+    got, true = v.pair
+    return draw(v.finding.tensor, along_time(got, true.to(torch.float64)).tolist(), v.finding.allowed or 1e-6)
