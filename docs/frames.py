@@ -132,7 +132,6 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
 class Frame:
     """A panel as it is shown at one setting."""
 
-    setting: Setting
     offered: list[tuple]  # by knob, the values that it stops at
     picture: int
     readout: str
@@ -306,7 +305,6 @@ class Recording:
         except Exception:
             script = ""
         self.frames[setting] = Frame(
-            setting,
             [tuple(self._values(name)) for name in self.names],
             self._picture(),
             panel.readout.value,

@@ -132,7 +132,6 @@ class Rewritten:
     plain: object
     kernel: object
     checks: list[Check]
-    source: str
     passed: list[tuple[str, str, dict[str, tuple[str, ...]]]] = field(default_factory=list)
     """Calls of helpers: caller, helper, and the names in each of the helper's arguments."""
     settled: dict[tuple, list[Part]] = field(default_factory=dict)
@@ -401,7 +400,6 @@ class _Rewriting:
         self.kernel = kernel
         self.functions: dict[str, Any] = {}
         self.spaces: list[dict] = []
-        self.sources: list = []
         self.add(kernel)
         for i, check in enumerate(self.checks):
             names = (x for name in check.into for x in self.arguments_of(name, check.function))
@@ -454,7 +452,6 @@ class _Rewriting:
             options = {"do_not_specialize": names, "do_not_specialize_on_alignment": aligned}
         self.functions[name] = triton.jit(**options)(local[name]) if options else triton.jit(local[name])
         self.spaces.append(space)
-        self.sources.append(text)
 
 
 def rewritten(kernel) -> Rewritten:
@@ -465,9 +462,7 @@ def rewritten(kernel) -> Rewritten:
 @lru_cache(maxsize=1024)
 def _rewritten(kernel, part: Part) -> Rewritten:
     rewriting = _Rewriting(kernel, part)
-    return Rewritten(
-        kernel, rewriting.functions[_traced(kernel)], rewriting.checks, "\n\n".join(rewriting.sources), rewriting.passed
-    )
+    return Rewritten(kernel, rewriting.functions[_traced(kernel)], rewriting.checks, rewriting.passed)
 
 
 def _traced(kernel) -> str:
