@@ -1,7 +1,6 @@
 """Errors of outputs and gradients: those of every tensor side by side, and those of one tensor along two axes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -47,25 +46,6 @@ class Curves(NamedTuple):
     where: str = ""  # the device
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The layout, in inches from the left and from the top."""
-
-    height: float
-    legend: int
-    """Columns."""
-    dots: tuple[float, float, float, float]
-    plots: tuple[tuple[float, float, float, float], ...]
-    ticks: int
-    """At most, along a logarithmic axis."""
-
-
-_PLACES = {
-    True: _Places(4.26, 4, (0.86, 0.92, 3.75, 3.02), ((5.35, 0.99, 3.9, 0.97), (5.35, 2.79, 3.9, 0.97)), 9),
-    False: _Places(3.5, 2, (0.83, 1.05, 2.3, 2.15), ((3.75, 1.05, 2.05, 0.6), (3.75, 2.45, 2.05, 0.6)), 4),
-}
-
-
 class GradientFigure:
     """Persistent: `update` redraws in place. series gives the words shown for each name."""
 
@@ -74,24 +54,29 @@ class GradientFigure:
             raise ValueError(f"series: expected at most {len(_LOOKS)}, got {len(series)}")
         self.series, self.tensors = tuple(series), tuple(tensors)
         self.wide = width >= WIDE
-        at = _PLACES[self.wide]
-        self.canvas = Canvas(width, at.height)
+        # Inches; the dots, and of the plots the tops, left, width and height.
+        if self.wide:
+            height, dots, tops, plots = 4.26, (0.86, 0.92, 3.75, 3.02), (0.99, 2.79), (5.35, 3.9, 0.97)
+        else:
+            height, dots, tops, plots = 3.5, (0.83, 1.05, 2.3, 2.15), (1.05, 2.45), (3.75, 2.05, 0.6)
+        self.canvas = Canvas(width, height)
         with style.context():
             self._title = self.canvas.text(0.1, 0.05, va="top", fontsize=10.5, fontweight="bold")
             self._where = self.canvas.text(0.1, 0.26, va="top", fontsize=9)
-            ax = self.canvas.axes(*at.dots)
+            ax = self.canvas.axes(*dots)
             ax.spines[:].set_visible(True)
             self._draw_dots(ax)
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
             self.canvas.figure.legend(
-                handles, words, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.4 / at.height),
-                ncols=min(len(handles), at.legend), columnspacing=1.2, handletextpad=0.4, labelspacing=0.2,
-                borderpad=0.2,
+                handles, words, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.4 / height),
+                ncols=min(len(handles), 4 if self.wide else 2), columnspacing=1.2, handletextpad=0.4,
+                labelspacing=0.2, borderpad=0.2,
             )  # fmt: skip
+            left, *size = plots
             self._plots = [
-                _Plot(self.canvas, self.canvas.axes(*place), self.series, name, at.ticks)
-                for place, name in zip(at.plots, PLOTS, strict=True)
+                _Plot(self.canvas, self.canvas.axes(left, top, *size), self.series, name, wide=self.wide)
+                for top, name in zip(tops, PLOTS, strict=True)
             ]
         self.canvas.labels(self._title, self._where, self._measure)
 
@@ -153,14 +138,15 @@ class GradientFigure:
         if rounding is not None:
             self._rounding.set_xdata([np.log10(rounding)] * 2)
         for plot, shown in zip(self._plots, curves, strict=True):
-            plot.update(shown, self.wide)
+            plot.update(shown)
 
 
 class _Plot:
     """The errors of every series along one axis; its scales follow the data."""
 
-    def __init__(self, canvas: Canvas, ax, series: Sequence[str], name: str, ticks: int):
-        self.canvas, self.ax, self.series, self._ticks = canvas, ax, series, ticks
+    def __init__(self, canvas: Canvas, ax, series: Sequence[str], name: str, *, wide: bool):
+        self.ax, self.series, self._wide = ax, series, wide
+        self._ticks = 9 if wide else 4  # at most, along a logarithmic axis
         self._cells = CellGrid(canvas, ax, name)
         self._scales = self._decades = None
         self._decades_shown = ax.bbox.height // 18
@@ -180,8 +166,8 @@ class _Plot:
         canvas.labels(self._title, ax.xaxis, ax.yaxis)
         canvas.moving(self._note, self._bad, self._now, *self._lines.values(), *self._marks.values())
 
-    def update(self, shown: Curves, wide: bool) -> None:
-        about = f"{shown.title} ({shown.setting})" if wide and shown.setting else shown.title
+    def update(self, shown: Curves) -> None:
+        about = f"{shown.title} ({shown.setting})" if self._wide and shown.setting else shown.title
         self._title.set_text(f"{about}\n{shown.where}" if shown.where else about)
         self._note.set_text(shown.note)
         names = bool(len(shown.x)) and isinstance(shown.x[0], str)

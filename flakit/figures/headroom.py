@@ -1,7 +1,6 @@
 """The headroom of decays: their histogram, and below it the largest exponent of each kernel, against the laws."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.patches import PathPatch
@@ -36,41 +35,25 @@ LANES = "kernels"
 """The map: a row per kernel."""
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Inches."""
-
-    left: float
-    right: float
-    """Of the lanes' ends, from the picture's."""
-    top: float
-    histogram: float
-    gap: float
-    lane: float
-    bottom: float
-
-
-_PLACES = {
-    True: _Places(3.02, 2.34, 0.6, 0.62, 0.37, 0.204, 0.44),
-    False: _Places(1.52, 0.95, 0.6, 0.44, 0.36, 0.165, 0.42),
-}
-
-
 class HeadroomFigure:
     """Persistent: `update` redraws in place. kernels: the label of each lane, from top to bottom."""
 
     def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)
         self.wide = width >= WIDE
-        at, rows = _PLACES[self.wide], len(self.kernels)
-        height = at.top + at.histogram + at.gap + at.lane * rows + at.bottom
+        rows, start = len(self.kernels), 0.6
+        # The lanes' ends, from the picture's, and heights, in inches.
+        left, right, histogram, gap, lane, bottom = (
+            (3.02, 2.34, 0.62, 0.37, 0.204, 0.44) if self.wide else (1.52, 0.95, 0.44, 0.36, 0.165, 0.42)
+        )
+        height = start + histogram + gap + lane * rows + bottom
         self.canvas = Canvas(width, height)
         with style.context():
             self._title = self.canvas.text(0.1, 0.06, va="top", fontsize=10.5, fontweight="bold")
             self._subtitle = self.canvas.text(width - 0.1, 0.08, va="top", ha="right", fontsize=9)
-            across = width - at.left - at.right
-            above, top = self.canvas.axes(at.left, at.top, across, at.histogram), at.top + at.histogram + at.gap
-            below = self.canvas.axes(at.left, top, across, at.lane * rows)
+            across, top = width - left - right, start + histogram + gap
+            above = self.canvas.axes(left, start, across, histogram)
+            below = self.canvas.axes(left, top, across, lane * rows)
             ticks = np.arange(_WEAKEST, _STRONGEST + 1)
             for ax in (above, below):
                 ax.set(xlim=(_WEAKEST, _STRONGEST), yticks=[])
@@ -80,7 +63,7 @@ class HeadroomFigure:
             above.set_ylim(0, 1.05)
             below.set_ylim(rows - 0.5, -0.5)
             below.set_xlabel(WORDS["across"][self.wide], labelpad=2)
-            self.canvas.text(0.1, at.top + at.histogram / 2, WORDS["decays"][self.wide], va="center", fontsize=9)
+            self.canvas.text(0.1, start + histogram / 2, WORDS["decays"][self.wide], va="center", fontsize=9)
             self._bars = above.add_patch(PathPatch(Path(np.empty((0, 2))), facecolor=style.SKY, linewidth=0))
             (self._uniform,) = above.plot(
                 [], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
@@ -92,7 +75,7 @@ class HeadroomFigure:
             (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
             self._words = []
             for row, words in enumerate(self.kernels):
-                self.canvas.text(0.1, top + at.lane * (row + 0.5), words, va="center", fontsize=8.5)
+                self.canvas.text(0.1, top + lane * (row + 0.5), words, va="center", fontsize=8.5)
                 place = {"transform": below.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
                 self._words.append(below.text(1 + 0.06 / across, row, "", **place))
             handles = [self._largest, self._uniform, self._limit, self._gone]

@@ -14,7 +14,7 @@ from ..numerics.arguments import one_of
 from ..numerics.sweep import Sweep
 from ..numerics.sweep_workers import in_words
 from . import style
-from .canvas import Canvas
+from .canvas import WIDE, Canvas
 from .heatmap import HeatMap
 
 _ERRORS = (-8, 0)  # ends of the scale, powers of ten
@@ -89,23 +89,6 @@ class Map:
         return np.exp(np.concatenate(([2 * log[0] - middle[0]], middle, [2 * log[-1] - middle[-1]])))
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Pixels."""
-
-    width: int
-    height: int
-    left: int
-    top: int
-    right: int
-    bottom: int
-    """Margins around the map."""
-
-
-_WIDE = _Layout(width=940, height=390, left=64, top=50, right=190, bottom=50)
-_NARROW = _Layout(width=590, height=340, left=64, top=68, right=64, bottom=50)
-
-
 class PhaseFigure:
     """The measurement as a map, "cells", and the law as a line over it. Persistent: `update` redraws in place.
 
@@ -113,14 +96,16 @@ class PhaseFigure:
     """
 
     def __init__(self, width: float = 9.4, *, law: bool = True, raised: bool = False):
-        layout = _WIDE if 100 * width >= _WIDE.width else _NARROW
-        across, down = layout.width - layout.left - layout.right, layout.height - layout.top - layout.bottom
-        self.canvas = canvas = Canvas(width, layout.height / 100)
+        wide = width >= WIDE
+        # Pixels around the map.
+        height, left, top, right, bottom = (390, 64, 50, 190, 50) if wide else (340, 64, 68, 64, 50)
+        across, down = 100 * width - left - right, height - top - bottom
+        self.canvas = canvas = Canvas(width, height / 100)
         self._columns, self._asked = round(across / _PIXELS), None
         with style.context():
             self._title = canvas.text(0.04, 0.04, va="top", fontsize=10)
             self._subtitle = canvas.text(0.04, 0.22, va="top", fontsize=9, color=style.GREY)
-            self.ax = ax = canvas.axes(*(x / 100 for x in (layout.left, layout.top, across, down)))
+            self.ax = ax = canvas.axes(*(x / 100 for x in (left, top, across, down)))
             self._map = HeatMap(canvas, ax, vmin=_ERRORS[0], vmax=_ERRORS[1])
             (self._law,) = ax.plot([], [], path_effects=_OUTLINE, zorder=3, **style.LAW)
             (self._wrong,) = ax.plot(
@@ -129,12 +114,10 @@ class PhaseFigure:
             (self._raised,) = ax.plot([], [], zorder=4, **_RAISED)
             ax.tick_params(axis="x", which="major", length=7, pad=1)
             ax.tick_params(which="minor", length=3)
-            wide, gap = layout is _WIDE, layout.width - layout.right + 14
             size = (0.42 if wide else 1.0) * down
-            self._bar = bar = self._map.colorbar(
-                canvas.axes(*(x / 100 for x in (gap, layout.top + down - size, 12, size))),
-                WORDS["error"] if wide else "",
-            )
+            gap = 100 * width - right + 14
+            beside = canvas.axes(*(x / 100 for x in (gap, top + down - size, 12, size)))
+            self._bar = bar = self._map.colorbar(beside, WORDS["error"] if wide else "")
             ticks = range(_ERRORS[0], _ERRORS[1] + 1, 2)
             bar.set_ticks(ticks, labels=[f"$10^{{{tick}}}$" for tick in ticks])
             handles = [
@@ -145,12 +128,10 @@ class PhaseFigure:
                 Line2D([], [], linestyle="", marker="X", markersize=8, color=style.BLUE, label=WORDS["wrong"]),
             ]
             handles += [Line2D([], [], label=WORDS["raised"], **_RAISED)] * raised
-            place = (gap - 6, layout.top) if wide else (layout.left - 8, 38)
+            x, y = (gap - 6, top) if wide else (left - 8, 38)
             canvas.figure.legend(
-                handles=[x for n, x in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))],
-                loc="upper left",
-                bbox_to_anchor=(place[0] / layout.width, 1 - place[1] / layout.height),
-                ncols=1 if wide else 4,
+                handles=[each for n, each in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))],
+                loc="upper left", bbox_to_anchor=(x / (100 * width), 1 - y / height), ncols=1 if wide else 4,
                 borderaxespad=0, handlelength=2, labelspacing=0.6, columnspacing=1.2, handletextpad=0.6,
             )  # fmt: skip
         canvas.labels(self._title, self._subtitle)
@@ -208,21 +189,20 @@ class PhaseFigure:
 def phase(
     sweep: Sweep,
     across: str = "decay",
-    up: str | None = None,
     *,
     tensor: str | None = None,
     law: Callable[[object], float] | Sequence[float] | None = None,
 ) -> PhaseFigure:
     """Draw a sweep over two axes as a phase diagram with the law; `.canvas` is the picture.
 
-    across: the axis of (log) decays, of either sign, evenly spaced in the logarithm of their size; up: the other one.
+    across: the axis of (log) decays, of either sign, evenly spaced in the logarithm of their size.
     tensor: whose finiteness and error to draw; default: whether any tensor is non-finite, and the largest error.
     law: the largest |decay| that is finite, as a function of the other axis's value, or a number for each.
     """
     if len(sweep.axes) != 2:
         raise ValueError(f"sweep: expected a sweep over two axes, got {', '.join(sweep.axes)}")
     one_of("across", across, sweep.axes)
-    up = next(name for name in sweep.axes if name != across) if up is None else one_of("up", up, sweep.axes)
+    up = next(name for name in sweep.axes if name != across)
     names = sweep.tensors if tensor is None else (one_of("tensor", tensor, sweep.tensors),)
     if not names:
         raise ValueError("sweep: expected a sweep of tensors, got none that says which of its values are finite")
