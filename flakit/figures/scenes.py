@@ -47,7 +47,6 @@ class Scene:
     """What the stepper draws for one operator.
 
     forward, backward: the equations of each pass.
-    derived: per pass, arrays computed in this order from the fields of a step.
     groups: matrices that share a colour scale, by the label of the scale.
     decay: the vector of surviving shares; decays: what each of its entries belongs to.
     followed: per pass, the matrix whose size is drawn over time, and the title of that plot.
@@ -56,11 +55,11 @@ class Scene:
     axes: of every array, a letter per axis; "*" for an axis that no other array has.
     terms: the sum of products that each array is, by the names of arrays ("decay state_before + k v"; "-" is a factor
         of -1), summed over every axis that it lacks; or a function that formats it for a frame and a cell.
+    derived: arrays of a backward step that its fields lack and that are no such sums.
     """
 
     forward: tuple[Row, ...]
     backward: tuple[Row, ...]
-    derived: Mapping[str, Mapping[str, Callable[[dict], np.ndarray]]]
     groups: Mapping[str, tuple[str, ...]]
     decay: str
     followed: Mapping[str, tuple[str, str]]
@@ -69,6 +68,7 @@ class Scene:
     decays: str = "row of the state"
     labels: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[dict], np.ndarray]] = field(default_factory=dict)
 
     def label(self, name: str) -> str:
         return self.labels.get(name, f"${name}_t$")
@@ -86,6 +86,17 @@ class Scene:
         if name in ("scale", "u"):
             return label(name)
         return f"{self.word(name)}_{t - name.endswith('_before')}"
+
+    def complete(self, frame: dict[str, np.ndarray]) -> None:
+        """Compute the sums of products of a frame's arrays that it lacks."""
+        arrays = {"-": np.float32(-1), **frame}
+        for name, terms in self.terms.items():
+            products = [] if name in frame or callable(terms) else [term.split() for term in terms.split(" + ")]
+            if products and arrays.keys() >= {x for factors in products for x in factors}:
+                axes = [",".join(self.axes.get(x, "") for x in factors) for factors in products]
+                values = [[arrays[x] for x in factors] for factors in products]
+                sums = (np.einsum(f"{each}->{self.axes[name]}", *of) for each, of in zip(axes, values, strict=True))
+                frame[name] = arrays[name] = sum(sums)
 
     def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Formula | None:
         """Return the formula of a cell, and the same with its numbers; None if it is an input of step t.
@@ -222,18 +233,6 @@ SCENES: dict[str, Scene] = {
                 ),
             ),
         ),
-        derived={
-            "forward": {
-                "uk": lambda f: f["u"] * f["k"],
-                "bonus": lambda f: f["uk"][:, None] * f["v"],
-                "kept": lambda f: f["decay"][:, None] * f["state_before"],
-            },
-            "backward": {
-                "passed": lambda f: f["kept"] * f["dstate"],
-                "dkept": lambda f: f["decay"][:, None] * f["dstate"],
-                "dread": lambda f: f["scale"] * f["r"][:, None] * f["do"],
-            },
-        },
         groups={
             "colours: S, read, kept, written": ("state_before", "bonus", "read", "kept", "kv", "state"),
             r"colours: $e^{w_t} S_{t-1} \odot D_t$": ("passed",),
@@ -311,13 +310,6 @@ SCENES: dict[str, Scene] = {
                 ),
             ),
         ),
-        derived={
-            "forward": {
-                "kept": lambda f: f["decay"][:, None] * f["state_before"],
-                "change": lambda f: f["state"] - f["state_before"],
-            },
-            "backward": {"passed": lambda f: f["kept"] * f["dstate"], "dremoved": lambda f: f["b"] @ f["dstate"]},
-        },
         groups={
             "colours: S, kept, written": ("state_before", "kept", "kv", "state", "change"),
             "colours: the edit": ("edit",),
@@ -394,16 +386,8 @@ SCENES: dict[str, Scene] = {
                 ),
             ),
         ),
-        derived={
-            "forward": {
-                "hk_kept": lambda f: f["decay"] * f["hk_before"],
-                "hv_kept": lambda f: f["decay"][:, None] * f["hv_before"],
-            },
-            "backward": {
-                # A row per slot: its values beside its keys.
-                "passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1)
-            },
-        },
+        # A row per slot: its values beside its keys.
+        derived={"passed": lambda f: np.concatenate((f["hv_kept"] * f["dhv"], (f["hk_kept"] * f["dhk"]).T), 1)},
         groups={
             "colours: hk, hv": ("hk_kept", "ks", "hk", "hv_kept", "sv", "hv"),
             r"colours: $hv \odot Dv$, $hk \odot Dk$": ("passed",),

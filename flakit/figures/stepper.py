@@ -35,8 +35,8 @@ def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]
         frame = dict(passes["forward"][step.t] if seen else shared)
         frame |= {name: np.asarray(x[0, 0]) for name, x in step._asdict().items() if name != "t"}
         with np.errstate(all="ignore"):  # a state may overflow
-            for name, derive in scene.derived[which].items():
-                frame[name] = derive(frame)
+            scene.complete(frame)
+            frame |= {name: derive(frame) for name, derive in scene.derived.items() if seen}
         passes[which][step.t] = frame
     return {which: [by_t[t] for t in sorted(by_t)] for which, by_t in passes.items()}
 

@@ -227,10 +227,9 @@ class StateStepper(Panel):
         return self._stepper(at["op"], at["direction"]).beside(cell, at["t"])
 
     def script(self, op, profile, decay, T, K, V, M, scale, dtype, direction, t, seed, **_) -> str:
-        scene, which = SCENES[op], OPERATORS[op].decay
-        derived = [name for each in scene.derived.values() for name in each]
-        names = [*scene.outputs(direction), scene.followed[direction][0]]
-        names = [name for name in names if name not in derived]
+        scene, which, reference = SCENES[op], OPERATORS[op].decay, OPERATORS[op].reference
+        fields = (reference.ForwardStep if direction == "forward" else reference.BackwardStep)._fields
+        names = [name for name in (*scene.outputs(direction), scene.followed[direction][0]) if name in fields]
         grow = f"x[{which!r}] = -x[{which!r}]  # {WORDS['comment']}\n"
         grow = grow if profile == GROWING else ""
         sizes = ", ".join(f"{name}={size}" for name, size in _sizes(op, T, K, V, M).items())
@@ -238,7 +237,7 @@ class StateStepper(Panel):
         return f"""import torch
 from flakit.numerics.evaluate import cotangents
 from flakit.numerics.inputs import inputs
-from {OPERATORS[op].reference.__package__} import reference
+from {reference.__package__} import reference
 
 x = inputs({op!r}, {sizes}, decay={literal(chosen(profile, decay))}, dtype=torch.{dtype}, seed={seed})
 {grow}do, _ = cotangents({op!r}, x)
