@@ -1,6 +1,6 @@
 """Small panels with one or two knobs for single sentences of the lessons: one module per lesson.
 
-A module has, for each of its sketches, the words, the arrays of a setting, the picture and the knobs.
+Each sketch is a class: its knobs, the arrays of a setting, and the picture.
 """
 
 import functools
@@ -32,7 +32,7 @@ class SketchPanel(Panel):
         self.main, self.presets = self.on_view[0], self.sketch.presets
         self._compute = functools.lru_cache(maxsize=64)(self.sketch.compute)
         controls = {knob: make() for knob, make in self.sketch.knobs.items()}
-        super().__init__(controls, settings, alt=self.sketch.picture.words["alt"])
+        super().__init__(controls, settings, alt=self.sketch.words["alt"])
 
     def compute(self, **setting):
         return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.random})
@@ -42,7 +42,7 @@ class SketchPanel(Panel):
         self.canvas = self._picture().canvas
 
     def _picture(self):
-        return self.figure(self.sketch.picture)
+        return self.figure(self.sketch)
 
     def describe(self, result, **_) -> str:
         return self._picture().say(result)

@@ -10,7 +10,6 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...instruments.examiner import Examiner
 from ...instruments.finding import findings
@@ -62,8 +61,31 @@ class BudgetShown:
         return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
 
 
-class Budget(Drawing, words=WORDS["budget"]):
+class Budget(Sketch, words=WORDS["budget"]):
     """Bars of errors on a logarithmic axis, each with a mark at its budget."""
+
+    knobs = {
+        "fault": lambda: steps(0.0, [(fault_words(x), x) for x in _FAULTS], "fault"),
+        "dtype": lambda: choice("float32", ("float32", "float16", "bfloat16"), "format"),
+    }
+    presets = {"rounding": {"fault": 0.0}, "seen": {"fault": 1e-4, "dtype": "float32"}}
+    script = """import flakit
+from flakit.ops.rwkv6 import fused_recurrent_rwkv6
+
+def planted(r, k, v, w, u, scale=None):
+    return (1 + {fault}) * fused_recurrent_rwkv6(r, k, v, w, u, scale=scale, backend="torch").o
+
+print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False))
+"""
+
+    @staticmethod
+    def compute(fault: float, dtype: str) -> BudgetShown:
+        setting, run = _run(dtype)
+        planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in run.values.items()}
+        examiner = _examiner()
+        results = findings(examiner.op, dataclasses.replace(run, values=planted), examiner.truth(setting), setting)
+        errors, allowed = (np.array([getattr(x, name) for x in results]) for name in ("figure", "allowed"))
+        return BudgetShown(fault, dtype, tuple(x.tensor for x in results), errors, allowed)
 
     def __init__(self, width: float):
         height = 2.6
@@ -121,31 +143,4 @@ def _run(dtype: str):
     return setting, examiner.run(setting)
 
 
-def _budget(fault: float, dtype: str) -> BudgetShown:
-    setting, run = _run(dtype)
-    planted = {name: (x.double() * (1 + fault)).to(x.dtype) for name, x in run.values.items()}
-    examiner = _examiner()
-    results = findings(examiner.op, dataclasses.replace(run, values=planted), examiner.truth(setting), setting)
-    errors, allowed = (np.array([getattr(x, name) for x in results]) for name in ("figure", "allowed"))
-    return BudgetShown(fault, dtype, tuple(x.tensor for x in results), errors, allowed)
-
-
-SKETCHES = {
-    "budget": Sketch(
-        {
-            "fault": lambda: steps(0.0, [(fault_words(x), x) for x in _FAULTS], "fault"),
-            "dtype": lambda: choice("float32", ("float32", "float16", "bfloat16"), "format"),
-        },
-        _budget,
-        Budget,
-        {"rounding": {"fault": 0.0}, "seen": {"fault": 1e-4, "dtype": "float32"}},
-        """import flakit
-from flakit.ops.rwkv6 import fused_recurrent_rwkv6
-
-def planted(r, k, v, w, u, scale=None):
-    return (1 + {fault}) * fused_recurrent_rwkv6(r, k, v, w, u, scale=scale, backend="torch").o
-
-print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False))
-""",
-    ),
-}
+SKETCHES = {"budget": Budget}

@@ -9,7 +9,6 @@ from matplotlib.patches import Rectangle
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import ITSELF, Map, Maps, signed
 from ...figures.marks import Bars, CellGrid, whole_ticks
 from ...language import Words
@@ -72,8 +71,19 @@ class PassingShown:
         return t * (_TOKENS - 1 - t)
 
 
-class Passing(Drawing, words=WORDS["passing"]):
+class Passing(Sketch, words=WORDS["passing"]):
     """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
+
+    knobs = {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")}
+    script = """from flakit.panels import sketch
+
+shown = sketch("passing", t={t}).result
+print("pairs that pass:", shown.count({t}), " their sum, dw:", shown.dw({t}))
+"""
+
+    @staticmethod
+    def compute(t: int) -> PassingShown:
+        return PassingShown(t, _pairs().numpy())
 
     def __init__(self, width: float):
         side, left = 1.98, 0.62
@@ -130,16 +140,4 @@ def _pairs() -> torch.Tensor:
     return ((do @ v.T) * r * k.T * between.exp()).tril(-1)
 
 
-SKETCHES = {
-    "passing": Sketch(
-        {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")},
-        lambda t: PassingShown(t, _pairs().numpy()),
-        Passing,
-        {},
-        """from flakit.panels import sketch
-
-shown = sketch("passing", t={t}).result
-print("pairs that pass:", shown.count({t}), " their sum, dw:", shown.dw({t}))
-""",
-    ),
-}
+SKETCHES = {"passing": Passing}

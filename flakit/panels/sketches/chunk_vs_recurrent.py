@@ -11,7 +11,6 @@ from torch import Tensor
 from ...cases.chunk_vs_recurrent import perturbed
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, CellGrid, Ring, name_rows
 from ...language import Words
@@ -20,7 +19,7 @@ from ...numerics.evaluate import recurrence, truth
 from ...numerics.inputs import inputs
 from ...numerics.words import error, number
 from ...ops.rwkv6 import chunk_rwkv6
-from .. import knobs
+from ..knobs import choice, integer, steps
 from .sketch import Sketch
 from .words import percent
 
@@ -116,8 +115,36 @@ class TwoFormsShown:
     """The relative L2 error of all outputs by form."""
 
 
-class TwoForms(Drawing, words=WORDS["two_forms"]):
+class TwoForms(Sketch, words=WORDS["two_forms"]):
     """The distance of both forms from the true values, in steps of the format that stores them."""
+
+    knobs = {"digits": lambda: integer(24, 6, 24, "digits kept")}
+    presets = {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}}
+    script = """import flakit
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.evaluate import recurrence, truth
+from flakit.panels.sketches.chunk_vs_recurrent import SIZES, rounded
+
+x = flakit.inputs("rwkv6", seed={seed}, **SIZES)
+forms = flakit.chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"]  # both in float32
+chunk, recurrent = (rounded(o.double(), {digits}) for o in forms)
+print("share that differs", (chunk != recurrent).double().mean().item())
+print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurrent)])
+"""
+    random = True
+
+    @staticmethod
+    def compute(digits: int, seed: int = 0) -> TwoFormsShown:
+        *forms, true = _outputs(seed)
+        chunk, recurrent = (rounded(o, digits) for o in forms)
+        first = slice(_FIRST), 0
+        step = torch.ldexp(torch.ones_like(true[first]), torch.frexp(true[first]).exponent - digits)
+        return TwoFormsShown(
+            digits,
+            *(x.numpy() for x in (chunk[first], recurrent[first], true[first], step)),
+            (chunk != recurrent).double().mean().item(),
+            {"chunk": relative_l2(chunk, true), "recurrent": relative_l2(recurrent, true)},
+        )
 
     _MOST = 4.0  # end of the axis, in steps
     _LOW, _HIGH = -9, 0  # ends of the axis of errors, powers of ten
@@ -196,8 +223,28 @@ class MeasuresShown:
     errors: Errors
 
 
-class Measures(Drawing, words=WORDS["measures"]):
+class Measures(Sketch, words=WORDS["measures"]):
     """A map of the errors of an output, and the values of five measures of it."""
+
+    knobs = {"wrong": lambda: choice("inputs", _WRONG, "wrong is")}
+    script = """import numpy as np
+from flakit.panels import sketch
+
+shown = sketch("measures", wrong={wrong}, seed={seed}).result
+print("largest error in its own units", np.abs(shown.got / shown.true - 1).max())
+print(shown.errors)
+"""
+    random = True
+
+    @staticmethod
+    def compute(wrong: str, seed: int = 0) -> MeasuresShown:
+        true, stored = _exact(seed)
+        got = {"inputs": stored, "doubled": 2 * true}.get(wrong, true).clone()
+        if wrong == "token":
+            got[100] = 0
+        if wrong == "element":
+            got[100, 20] += 3 * true.square().mean().sqrt()
+        return MeasuresShown(wrong, got.numpy(), true.numpy(), compare(got, true))
 
     _LOW, _HIGH = -4, 5  # powers of ten
 
@@ -274,8 +321,24 @@ class AmplifiedShown:
     law: np.ndarray
 
 
-class Amplified(Drawing, words=WORDS["amplified"]):
+class Amplified(Sketch, words=WORDS["amplified"]):
     """The distance between two states over the tokens."""
+
+    knobs = {"w": lambda: steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")}
+    presets = {"a decay": {"w": -0.1}, "w = 0": {"w": 0.0}, "w above 0": {"w": 0.1}}
+    script = """import flakit
+from flakit.cases.chunk_vs_recurrent import perturbed
+
+x = flakit.inputs("rwkv6", T=64, H=1, K=16, decay=0.0)
+measured, law = perturbed(x | {{"w": x["w"] + {w}}})
+print("after 64 tokens", measured[-1].item(), "law", law[-1].item())
+"""
+
+    @staticmethod
+    def compute(w: float) -> AmplifiedShown:
+        x = inputs("rwkv6", T=_TOKENS, H=1, K=16, decay=0.0)
+        measured, law = perturbed(x | {"w": torch.full_like(x["w"], w, dtype=torch.float64)})
+        return AmplifiedShown(w, measured.numpy(), law.numpy())
 
     _LOW, _HIGH = -10, 4  # powers of ten
 
@@ -333,19 +396,6 @@ def _outputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(o[0, :, 0].double() for o in outputs)
 
 
-def _two_forms(digits: int, seed: int = 0) -> TwoFormsShown:
-    *forms, true = _outputs(seed)
-    chunk, recurrent = (rounded(o, digits) for o in forms)
-    first = slice(_FIRST), 0
-    step = torch.ldexp(torch.ones_like(true[first]), torch.frexp(true[first]).exponent - digits)
-    return TwoFormsShown(
-        digits,
-        *(x.numpy() for x in (chunk[first], recurrent[first], true[first], step)),
-        (chunk != recurrent).double().mean().item(),
-        {"chunk": relative_l2(chunk, true), "recurrent": relative_l2(recurrent, true)},
-    )
-
-
 @functools.lru_cache(maxsize=2)
 def _exact(seed: int) -> tuple[Tensor, Tensor]:
     """Return o [T, V] of one head in float64, and the same from inputs rounded to bfloat16."""
@@ -354,66 +404,4 @@ def _exact(seed: int) -> tuple[Tensor, Tensor]:
     return tuple(truth("rwkv6", each)["o"][0, :, 0] for each in (x, stored))
 
 
-def _measures(wrong: str, seed: int = 0) -> MeasuresShown:
-    true, stored = _exact(seed)
-    got = {"inputs": stored, "doubled": 2 * true}.get(wrong, true).clone()
-    if wrong == "token":
-        got[100] = 0
-    if wrong == "element":
-        got[100, 20] += 3 * true.square().mean().sqrt()
-    return MeasuresShown(wrong, got.numpy(), true.numpy(), compare(got, true))
-
-
-def _amplified(w: float) -> AmplifiedShown:
-    x = inputs("rwkv6", T=_TOKENS, H=1, K=16, decay=0.0)
-    measured, law = perturbed(x | {"w": torch.full_like(x["w"], w, dtype=torch.float64)})
-    return AmplifiedShown(w, measured.numpy(), law.numpy())
-
-
-SKETCHES = {
-    "two_forms": Sketch(
-        {"digits": lambda: knobs.integer(24, 6, 24, "digits kept")},
-        _two_forms,
-        TwoForms,
-        {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}},
-        """import flakit
-from flakit.numerics.errors import relative_l2
-from flakit.numerics.evaluate import recurrence, truth
-from flakit.panels.sketches.chunk_vs_recurrent import SIZES, rounded
-
-x = flakit.inputs("rwkv6", seed={seed}, **SIZES)
-forms = flakit.chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"]  # both in float32
-chunk, recurrent = (rounded(o.double(), {digits}) for o in forms)
-print("share that differs", (chunk != recurrent).double().mean().item())
-print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurrent)])
-""",
-        random=True,
-    ),
-    "measures": Sketch(
-        {"wrong": lambda: knobs.choice("inputs", _WRONG, "wrong is")},
-        _measures,
-        Measures,
-        {},
-        """import numpy as np
-from flakit.panels import sketch
-
-shown = sketch("measures", wrong={wrong}, seed={seed}).result
-print("largest error in its own units", np.abs(shown.got / shown.true - 1).max())
-print(shown.errors)
-""",
-        random=True,
-    ),
-    "amplified": Sketch(
-        {"w": lambda: knobs.steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")},
-        _amplified,
-        Amplified,
-        {"a decay": {"w": -0.1}, "w = 0": {"w": 0.0}, "w above 0": {"w": 0.1}},
-        """import flakit
-from flakit.cases.chunk_vs_recurrent import perturbed
-
-x = flakit.inputs("rwkv6", T=64, H=1, K=16, decay=0.0)
-measured, law = perturbed(x | {{"w": x["w"] + {w}}})
-print("after 64 tokens", measured[-1].item(), "law", law[-1].item())
-""",
-    ),
-}
+SKETCHES = {"two_forms": TwoForms, "measures": Measures, "amplified": Amplified}

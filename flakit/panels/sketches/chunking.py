@@ -9,7 +9,6 @@ from matplotlib.patches import Patch
 from ...cases.anchor import Scheme, exponents, tiles
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import CellGrid, LabelledBars, Marked, whole_ticks
 from ...figures.strip import Strip
@@ -129,8 +128,34 @@ class ChunksShown:
         return {"steps": _T // self.chunk, **pairs}
 
 
-class Chunks(Drawing, words=WORDS["chunks"]):
+class Chunks(Sketch, words=WORDS["chunks"]):
     """Every pair of tokens by its kind, and the cost of a chunk."""
+
+    knobs = {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")}
+    presets = {"token by token": {"chunk": 1}, "chunks of 8": {"chunk": 8}, "one chunk": {"chunk": _T}}
+    script = """import torch
+from flakit import fused_recurrent_rwkv6
+
+T, chunk = 32, {chunk}
+ones, values, u = torch.ones(1, T, 1, 1), torch.eye(T)[None, :, None], torch.zeros(1, 1)
+inside = fused_recurrent_rwkv6(ones, ones, values, -0.1 * ones, u, cu_seqlens=torch.arange(0, T + 1, chunk)).o
+print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
+"""
+
+    @staticmethod
+    def compute(chunk: int) -> ChunksShown:
+        """Each token writes its own unit vector, so that an output shows how much of each token it contains."""
+        ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
+        values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
+        past, itself, inside = (
+            fused_recurrent_rwkv6(ones, ones, values, SLOW * ones, bonus, cu_seqlens=starts).o[0, :, 0]
+            # A sequence for each chunk: no state enters a chunk.
+            for bonus, starts in ((u, None), (u + 1, None), (u, torch.arange(0, _T + 1, chunk)))
+        )
+        kinds = torch.full((_T, _T), KINDS.index("future"))
+        kinds[itself != 0], kinds[past != 0] = KINDS.index("itself"), KINDS.index("inter")
+        kinds[inside != 0] = KINDS.index("intra")
+        return ChunksShown(chunk, kinds.numpy(), past.numpy())
 
     def __init__(self, width: float):
         height, side = 2.8, 2.15
@@ -198,8 +223,30 @@ class SplitShown:
     made: np.ndarray
 
 
-class Split(Drawing, words=WORDS["split"]):
+class Split(Sketch, words=WORDS["split"]):
     """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
+
+    knobs = {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")}
+    presets = {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}}
+    script = """import torch
+from flakit.ops.common.decay import sum_before
+
+w = torch.full((64, 1), -1.0)
+gi, ge = w.cumsum(0), sum_before(w)
+n = torch.cat((ge, gi[-1:]))[{anchor}]
+read, key = (ge - n).exp(), (n - gi).exp()
+print("largest factors", read.max().item(), key.max().item())
+print("largest weight", (read @ key.T).tril(-1).max().item())
+"""
+
+    @staticmethod
+    def compute(anchor: int) -> SplitShown:
+        x = inputs("rwkv6", T=_CHUNK, H=1, K=1, decay=DECAY)
+        if anchor == 0:
+            read, key = exponents(x, "none")
+        else:  # the decay before a token is the decay up to the previous row
+            read, key = exponents(x, MIDDLE, row=anchor - 1)
+        return SplitShown(anchor, read[:, 0].numpy(), key[0].numpy(), (read.exp() * key.exp()).numpy())
 
     def __init__(self, width: float):
         height, side = 2.8, 2.02
@@ -274,8 +321,36 @@ class WaysShown:
         return rows
 
 
-class Ways(Drawing, words=WORDS["ways"]):
+class Ways(Sketch, words=WORDS["ways"]):
     """The product that computes each pair of a chunk, and the largest factors of each product."""
+
+    knobs = {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")}
+    presets = {way: {"way": way} for way in WAYS}
+    script = """from flakit.panels import sketch
+
+shown = sketch("ways", way={way}).result
+made = shown.product > 0
+print("products", shown.product.max(), "largest exponents", shown.read[made].max(), shown.key[made].max())
+"""
+
+    @staticmethod
+    def compute(way: str) -> WaysShown:
+        x, C = inputs("rwkv6", T=_SMALL, H=1, K=1, decay=DECAY), _SMALL
+        product = torch.zeros(C, C, dtype=torch.int64)
+        if way == "one product":
+            read, key = exponents(x, MIDDLE, chunk=C, row=C // 2 - 1)
+            product[:] = 1
+        elif way == "blocks":
+            read, key = exponents(x, "previous-row", chunk=C, block=_BLOCK)
+            anchored = [tile for tile in tiles("previous-row", C, _BLOCK) if tile.anchor is not None]
+            for n, tile in enumerate(anchored, 1):
+                product[tile.rows, tile.keys] = n
+        else:
+            read, key = exponents(x, "dyadic", chunk=C)
+            for n in range(1, C.bit_length()):
+                level_blocks(product, C >> n)[:] = n
+        product.masked_fill_(read.isnan(), -1)
+        return WaysShown(product.numpy(), read.numpy(), key.numpy())
 
     _most = 4  # largest number of products
 
@@ -348,90 +423,4 @@ def _power(exponent: float) -> str:
     return f"e^{number(exponent)} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"
 
 
-def _chunks(chunk: int) -> ChunksShown:
-    """Each token writes its own unit vector, so that an output shows how much of each token it contains."""
-    ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
-    values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
-    past, itself, inside = (
-        fused_recurrent_rwkv6(ones, ones, values, SLOW * ones, bonus, cu_seqlens=starts).o[0, :, 0]
-        # A sequence for each chunk: no state enters a chunk.
-        for bonus, starts in ((u, None), (u + 1, None), (u, torch.arange(0, _T + 1, chunk)))
-    )
-    kinds = torch.full((_T, _T), KINDS.index("future"))
-    kinds[itself != 0], kinds[past != 0] = KINDS.index("itself"), KINDS.index("inter")
-    kinds[inside != 0] = KINDS.index("intra")
-    return ChunksShown(chunk, kinds.numpy(), past.numpy())
-
-
-def _split(anchor: int) -> SplitShown:
-    x = inputs("rwkv6", T=_CHUNK, H=1, K=1, decay=DECAY)
-    if anchor == 0:
-        read, key = exponents(x, "none")
-    else:  # the decay before a token is the decay up to the previous row
-        read, key = exponents(x, MIDDLE, row=anchor - 1)
-    return SplitShown(anchor, read[:, 0].numpy(), key[0].numpy(), (read.exp() * key.exp()).numpy())
-
-
-def _ways(way: str) -> WaysShown:
-    x, C = inputs("rwkv6", T=_SMALL, H=1, K=1, decay=DECAY), _SMALL
-    product = torch.zeros(C, C, dtype=torch.int64)
-    if way == "one product":
-        read, key = exponents(x, MIDDLE, chunk=C, row=C // 2 - 1)
-        product[:] = 1
-    elif way == "blocks":
-        read, key = exponents(x, "previous-row", chunk=C, block=_BLOCK)
-        anchored = [tile for tile in tiles("previous-row", C, _BLOCK) if tile.anchor is not None]
-        for n, tile in enumerate(anchored, 1):
-            product[tile.rows, tile.keys] = n
-    else:
-        read, key = exponents(x, "dyadic", chunk=C)
-        for n in range(1, C.bit_length()):
-            level_blocks(product, C >> n)[:] = n
-    product.masked_fill_(read.isnan(), -1)
-    return WaysShown(product.numpy(), read.numpy(), key.numpy())
-
-
-SKETCHES = {
-    "chunks": Sketch(
-        {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")},
-        _chunks,
-        Chunks,
-        {"token by token": {"chunk": 1}, "chunks of 8": {"chunk": 8}, "one chunk": {"chunk": _T}},
-        """import torch
-from flakit import fused_recurrent_rwkv6
-
-T, chunk = 32, {chunk}
-ones, values, u = torch.ones(1, T, 1, 1), torch.eye(T)[None, :, None], torch.zeros(1, 1)
-inside = fused_recurrent_rwkv6(ones, ones, values, -0.1 * ones, u, cu_seqlens=torch.arange(0, T + 1, chunk)).o
-print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
-""",
-    ),
-    "split": Sketch(
-        {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")},
-        _split,
-        Split,
-        {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}},
-        """import torch
-from flakit.ops.common.decay import sum_before
-
-w = torch.full((64, 1), -1.0)
-gi, ge = w.cumsum(0), sum_before(w)
-n = torch.cat((ge, gi[-1:]))[{anchor}]
-read, key = (ge - n).exp(), (n - gi).exp()
-print("largest factors", read.max().item(), key.max().item())
-print("largest weight", (read @ key.T).tril(-1).max().item())
-""",
-    ),
-    "ways": Sketch(
-        {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")},
-        _ways,
-        Ways,
-        {way: {"way": way} for way in WAYS},
-        """from flakit.panels import sketch
-
-shown = sketch("ways", way={way}).result
-made = shown.product > 0
-print("products", shown.product.max(), "largest exponents", shown.read[made].max(), shown.key[made].max())
-""",
-    ),
-}
+SKETCHES = {"chunks": Chunks, "split": Split, "ways": Ways}

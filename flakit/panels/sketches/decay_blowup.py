@@ -11,7 +11,6 @@ from ...cases import anchor as case
 from ...cases.laws import LN_MAX
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, name_rows
 from ...language import Words
@@ -87,8 +86,22 @@ class EndsShown:
     values: Mapping[str, float]
 
 
-class Ends(Drawing, words=WORDS["ends"]):
+class Ends(Sketch, words=WORDS["ends"]):
     """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
+
+    knobs = {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)}
+    presets = {"float32 ends": {"exponent": 88.73}, "float16 ends": {"exponent": 11.1}, "too small": {"exponent": -104}}
+    script = """import torch
+
+true = torch.tensor({exponent}, dtype=torch.float64).exp()
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    print(dtype, true.to(dtype).item())
+"""
+
+    @staticmethod
+    def compute(exponent: float) -> EndsShown:
+        true = torch.tensor(exponent, dtype=torch.float64).exp()
+        return EndsShown(exponent, {number(dtype): true.to(dtype).item() for dtype in LN_MAX})
 
     _colours = {"few": 0.55, "cmap": "Blues"}
 
@@ -133,7 +146,7 @@ class Ends(Drawing, words=WORDS["ends"]):
         return self.words.say("say", x=shown.exponent, true=np.exp(shown.exponent), held=", ".join(held))
 
     def arithmetic(self, shown: EndsShown, cell: Cell) -> str:
-        at = _ends(float(cell.column - _END))
+        at = self.compute(float(cell.column - _END))
         name, value = list(at.values.items())[int(cell.map.split()[-1])]
         return self.words.say("arithmetic", format=name, x=at.exponent, value=value, true=np.exp(at.exponent))
 
@@ -151,8 +164,31 @@ class CountingShown:
     tokens: np.ndarray
 
 
-class Counting(Drawing, words=WORDS["counting"]):
+class Counting(Sketch, words=WORDS["counting"]):
     """A row of tokens to count."""
+
+    knobs = {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")}
+    script = """import torch
+
+w = -torch.ones(16)  # at a decay of -1 an exponent is a number of tokens
+gi = w.cumsum(0)
+ge = gi - w
+n = w[:{anchor}].sum()  # the sum of the log decays before the anchor
+print("of the readers", (ge - n).tolist())
+print("of the keys", (n - gi).tolist())
+"""
+
+    @staticmethod
+    def compute(anchor: int) -> CountingShown:
+        """At a decay of -1 an exponent is a number of tokens. Count those of the largest exponent."""
+        w = -torch.ones(_BLOCK, 1)
+        n = w[:anchor].sum(0)
+        exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
+        factor = max(("key", "read"), key=lambda name: exponents[name].max())
+        token = int(exponents[factor].argmax())
+        tokens = torch.zeros(_BLOCK, dtype=torch.bool)
+        tokens[slice(anchor, token + 1) if factor == "key" else slice(token, anchor)] = True
+        return CountingShown(anchor, factor, token, tokens.numpy())
 
     def __init__(self, width: float):
         self.canvas = Canvas(width, 1.4)
@@ -211,8 +247,33 @@ class FatalShown:
         return np.any(list(self.lost.values()), axis=0)
 
 
-class Fatal(Drawing, words=WORDS["fatal"]):
+class Fatal(Sketch, words=WORDS["fatal"]):
     """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
+
+    knobs = {"anchor": lambda: integer(1, -3, 9, "anchor p +")}
+    script = """from dataclasses import replace
+
+import flakit
+from flakit.cases import anchor
+
+scheme = replace(anchor.SCHEMES["first-row"], left={anchor} - 1)  # a row of gi is the place behind it
+x = flakit.inputs("rwkv6", B=128, T=128, H=1, K=2, decay=0.0)
+x["w"][range(128), range(128)] = -500.0  # a sequence for each position
+lost = anchor.run(x, scheme).non_finite
+for name in ("o", "dr", "dk", "dv", "dw"):
+    print(name, "is lost at", lost[name].flatten(1).any(1).nonzero().flatten().tolist())
+"""
+
+    @staticmethod
+    def compute(anchor: int) -> FatalShown:
+        """One sequence per position of the decay. Tiles left of a block are anchored before its token `anchor`."""
+        x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
+        each = torch.arange(_TOKENS)
+        x["w"][each, each] = STRONG
+        scheme = replace(case.SCHEMES["first-row"], left=anchor - 1)
+        non_finite = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
+        lost = {name: bad.flatten(1).any(1).numpy() for name, bad in non_finite.items() if len(bad) == _TOKENS}
+        return FatalShown(anchor, lost)
 
     _few = 8
     """The largest number of fatal positions that get arrows."""
@@ -262,78 +323,4 @@ class Fatal(Drawing, words=WORDS["fatal"]):
         return self.words.say("broken" if lost else "fine", w=STRONG, t=t, lost=listed(lost))
 
 
-def _ends(exponent: float) -> EndsShown:
-    true = torch.tensor(exponent, dtype=torch.float64).exp()
-    return EndsShown(exponent, {number(dtype): true.to(dtype).item() for dtype in LN_MAX})
-
-
-def _counting(anchor: int) -> CountingShown:
-    """At a decay of -1 an exponent is a number of tokens. Count those of the largest exponent."""
-    w = -torch.ones(_BLOCK, 1)
-    n = w[:anchor].sum(0)
-    exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
-    factor = max(("key", "read"), key=lambda name: exponents[name].max())
-    token = int(exponents[factor].argmax())
-    tokens = torch.zeros(_BLOCK, dtype=torch.bool)
-    tokens[slice(anchor, token + 1) if factor == "key" else slice(token, anchor)] = True
-    return CountingShown(anchor, factor, token, tokens.numpy())
-
-
-def _fatal(anchor: int) -> FatalShown:
-    """One sequence per position of the strong decay. Tiles left of a block are anchored before its token `anchor`."""
-    x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
-    each = torch.arange(_TOKENS)
-    x["w"][each, each] = STRONG
-    scheme = replace(case.SCHEMES["first-row"], left=anchor - 1)
-    non_finite = case.run(x, scheme, chunk=_CHUNK, block=_BLOCK).non_finite
-    lost = {name: bad.flatten(1).any(1).numpy() for name, bad in non_finite.items() if len(bad) == _TOKENS}
-    return FatalShown(anchor, lost)
-
-
-SKETCHES = {
-    "ends": Sketch(
-        {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)},
-        _ends,
-        Ends,
-        {"float32 ends": {"exponent": 88.73}, "float16 ends": {"exponent": 11.1}, "too small": {"exponent": -104}},
-        """import torch
-
-true = torch.tensor({exponent}, dtype=torch.float64).exp()
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    print(dtype, true.to(dtype).item())
-""",
-    ),
-    "counting": Sketch(
-        {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")},
-        _counting,
-        Counting,
-        {},
-        """import torch
-
-w = -torch.ones(16)  # at a decay of -1 an exponent is a number of tokens
-gi = w.cumsum(0)
-ge = gi - w
-n = w[:{anchor}].sum()  # the sum of the log decays before the anchor
-print("of the readers", (ge - n).tolist())
-print("of the keys", (n - gi).tolist())
-""",
-    ),
-    "fatal": Sketch(
-        {"anchor": lambda: integer(1, -3, 9, "anchor p +")},
-        _fatal,
-        Fatal,
-        {},
-        """from dataclasses import replace
-
-import flakit
-from flakit.cases import anchor
-
-scheme = replace(anchor.SCHEMES["first-row"], left={anchor} - 1)  # a row of gi is the place behind it
-x = flakit.inputs("rwkv6", B=128, T=128, H=1, K=2, decay=0.0)
-x["w"][range(128), range(128)] = -500.0  # a sequence for each position
-lost = anchor.run(x, scheme).non_finite
-for name in ("o", "dr", "dk", "dv", "dw"):
-    print(name, "is lost at", lost[name].flatten(1).any(1).nonzero().flatten().tolist())
-""",
-    ),
-}
+SKETCHES = {"ends": Ends, "counting": Counting, "fatal": Fatal}

@@ -7,12 +7,11 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
 from ...figures.marks import Bars, CellGrid
 from ...language import Words
 from ...ops.rwkv7 import fused_recurrent_rwkv7, reference
-from .. import knobs
+from ..knobs import number
 from .sketch import Sketch
 from .words import percent, short
 
@@ -20,6 +19,13 @@ DOOR, LAMP = torch.eye(2)
 OPEN, CLOSED, ON, OFF = torch.eye(4)
 """Keys of two things and values for their states."""
 
+_KNOBS = {"alpha": lambda: number(1.0, 0.0, 2.0, "taken out α", 0.1, False)}
+_PRESETS = {
+    "adds": {"alpha": 0.0},
+    "corrects": {"alpha": 0.5},
+    "replaces": {"alpha": 1.0},
+    "turns round": {"alpha": 2.0},
+}
 _WRITES = ((DOOR, CLOSED), (LAMP, ON), (DOOR, OPEN))
 _TOKENS = 8  # of "revisions", all under one key
 
@@ -67,8 +73,25 @@ class EditingShown:
     now: np.ndarray
 
 
-class Editing(Drawing, words=WORDS["editing"]):
+class Editing(Sketch, words=WORDS["editing"]):
     """The four tables of one edit, each number in its cell."""
+
+    knobs, presets = _KNOBS, _PRESETS
+    script = """import torch
+from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
+
+memory = torch.outer(DOOR, CLOSED) + torch.outer(LAMP, ON)
+answer = DOOR @ memory
+memory = memory - {alpha} * torch.outer(DOOR, answer) + torch.outer(DOOR, OPEN)
+print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
+"""
+
+    @staticmethod
+    def compute(alpha: float) -> EditingShown:
+        k, v = (torch.stack(rows)[None, :, None] for rows in zip(*_WRITES, strict=True))
+        *_, last = reference.steps(r=k, w=torch.zeros_like(k), k=k, v=v, a=-k, b=alpha * k)
+        tables = (last.state_before, last.edit, last.kv, last.state)
+        return EditingShown(alpha, *(table[0, 0].numpy() for table in tables))
 
     _largest = 2.6  # end of the scale: beyond every number, so that black digits are legible
 
@@ -123,8 +146,27 @@ class RevisionsShown:
     counts: np.ndarray
 
 
-class Revisions(Drawing, words=WORDS["revisions"]):
+class Revisions(Sketch, words=WORDS["revisions"]):
     """A bar for each token that wrote under the same key."""
+
+    knobs, presets = _KNOBS, _PRESETS
+    script = """import torch
+from flakit import fused_recurrent_rwkv7
+
+k = torch.ones(1, 8, 1, 1)  # eight tokens, all under one key
+v = torch.ones_like(k, requires_grad=True)
+o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, {alpha} * k).o
+print(torch.autograd.grad(o[0, -1].sum(), v)[0].flatten().tolist())
+"""
+
+    @staticmethod
+    def compute(alpha: float) -> RevisionsShown:
+        """The gradient of the last output with respect to every value: how much each contributes."""
+        k = torch.ones(1, _TOKENS, 1, 1, dtype=torch.float64)
+        v = torch.ones_like(k, requires_grad=True)
+        o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, alpha * k).o
+        (counts,) = torch.autograd.grad(o[0, -1].sum(), v)
+        return RevisionsShown(alpha, counts[0, :, 0, 0].numpy())
 
     def __init__(self, width: float):
         height = 2.2
@@ -157,53 +199,4 @@ class Revisions(Drawing, words=WORDS["revisions"]):
         return self.words.say("arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n]))
 
 
-def _editing(alpha: float) -> EditingShown:
-    k, v = (torch.stack(rows)[None, :, None] for rows in zip(*_WRITES, strict=True))
-    *_, last = reference.steps(r=k, w=torch.zeros_like(k), k=k, v=v, a=-k, b=alpha * k)
-    tables = (last.state_before, last.edit, last.kv, last.state)
-    return EditingShown(alpha, *(table[0, 0].numpy() for table in tables))
-
-
-def _revisions(alpha: float) -> RevisionsShown:
-    """The gradient of the last output with respect to every value: how much each contributes."""
-    k = torch.ones(1, _TOKENS, 1, 1, dtype=torch.float64)
-    v = torch.ones_like(k, requires_grad=True)
-    o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, alpha * k).o
-    (counts,) = torch.autograd.grad(o[0, -1].sum(), v)
-    return RevisionsShown(alpha, counts[0, :, 0, 0].numpy())
-
-
-def _alpha():
-    return knobs.number(1.0, 0.0, 2.0, "taken out α", 0.1, False)
-
-
-SKETCHES = {
-    "editing": Sketch(
-        {"alpha": _alpha},
-        _editing,
-        Editing,
-        {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
-        """import torch
-from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
-
-memory = torch.outer(DOOR, CLOSED) + torch.outer(LAMP, ON)
-answer = DOOR @ memory
-memory = memory - {alpha} * torch.outer(DOOR, answer) + torch.outer(DOOR, OPEN)
-print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
-""",
-    ),
-    "revisions": Sketch(
-        {"alpha": _alpha},
-        _revisions,
-        Revisions,
-        {"adds": {"alpha": 0.0}, "corrects": {"alpha": 0.5}, "replaces": {"alpha": 1.0}, "turns round": {"alpha": 2.0}},
-        """import torch
-from flakit import fused_recurrent_rwkv7
-
-k = torch.ones(1, 8, 1, 1)  # eight tokens, all under one key
-v = torch.ones_like(k, requires_grad=True)
-o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, {alpha} * k).o
-print(torch.autograd.grad(o[0, -1].sum(), v)[0].flatten().tolist())
-""",
-    ),
-}
+SKETCHES = {"editing": Editing, "revisions": Revisions}

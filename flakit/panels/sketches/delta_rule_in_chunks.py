@@ -1,17 +1,15 @@
 """The sketches of 09_delta_rule_in_chunks."""
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...cases import inverse
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import FUTURE, ITSELF, Map, Maps, signed
 from ...language import Words
-from .. import knobs
+from ..knobs import number
 from .sketch import Sketch
 from .words import short
 
@@ -41,16 +39,30 @@ WORDS = Words() | {
 class ChainedShown:
     """The share of token j's edit that token i finds directly, [C, C], and its inverse, through all edits, [C, C].
 
-    spread: of the keys. halves: whether to mark the blocks of two halves."""
+    spread: of the keys."""
 
     spread: float
     found: np.ndarray
     inverse: np.ndarray
-    halves: bool = False
 
 
-class Chained(Drawing, words=WORDS["chained"]):
-    """The matrix of a chunk's edits beside its inverse."""
+class Chained(Sketch, words=WORDS["chained"]):
+    """The matrix of a chunk's edits beside its inverse. halves: whether to mark the blocks of two halves."""
+
+    knobs = {"spread": lambda: number(0.0, 0.0, 5.0, "spread", 0.1, False)}
+    presets = {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}}
+    script = """from flakit.cases import inverse
+
+L = inverse.matrix(spread={spread})
+print(L)
+print(inverse.invert(L, "substitution", "float64"))
+"""
+    halves = False
+
+    @staticmethod
+    def compute(spread: float) -> ChainedShown:
+        L = inverse.matrix(spread=spread, C=_C)
+        return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy())
 
     def __init__(self, width: float):
         height, side = 2.7, 1.95
@@ -61,26 +73,22 @@ class Chained(Drawing, words=WORDS["chained"]):
             left=0.6, top=0.3, size=(side, side), gap=0.4, rows=self.words["i"], columns=self.words["j"],
         )  # fmt: skip
         self._maps.bar("inverse").set_yticks([-1, 0, 1])
-        self._blocks = self._draw_blocks()
-        self.canvas.moving(*self._blocks)
+        if self.halves:
+            self._draw_blocks()
 
-    def _draw_blocks(self) -> list:
-        """Return the borders between the halves of a chunk, and the names of its blocks."""
-        artists = []
+    def _draw_blocks(self) -> None:
+        """Draw the borders between the halves of a chunk, and the names of its blocks."""
         first, border, second = (_C * n / 4 - 0.5 for n in (1, 2, 3))
         line = {"color": style.BLACK, "linewidth": 1.4, "zorder": 5}
         look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
         look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
         for name, heat in self._maps.items():
-            artists += [heat.ax.axhline(border, **line), heat.ax.axvline(border, **line)]
+            self.canvas.moving(heat.ax.axhline(border, **line), heat.ax.axvline(border, **line))
             corner, below, last = self.words["halves"][name]
             for text, row, column in ((corner, first, first), (below, second, first), (last, second, second)):
-                artists.append(heat.ax.text(column, row, text, **look))
-        return artists
+                self.canvas.moving(heat.ax.text(column, row, text, **look))
 
     def update(self, shown: ChainedShown) -> None:
-        for artist in self._blocks:
-            artist.set_visible(shown.halves)
         self._maps.update(shown)
 
     def say(self, shown: ChainedShown) -> str:
@@ -99,21 +107,10 @@ class Chained(Drawing, words=WORDS["chained"]):
         return self.words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))
 
 
-def _chained(spread: float, halves: bool = False) -> ChainedShown:
-    L = inverse.matrix(spread=spread, C=_C)
-    return ChainedShown(spread, L.numpy(), inverse.invert(L, "substitution", "float64").numpy(), halves)
+class Halved(Chained, words=WORDS["chained"]):
+    """The same, with the blocks of two halves marked."""
+
+    halves = True
 
 
-CHAINED = Sketch(
-    {"spread": lambda: knobs.number(0.0, 0.0, 5.0, "spread", 0.1, False)},
-    _chained,
-    Chained,
-    {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}},
-    """from flakit.cases import inverse
-
-L = inverse.matrix(spread={spread})
-print(L)
-print(inverse.invert(L, "substitution", "float64"))
-""",
-)
-SKETCHES = {"chained": CHAINED, "halved": replace(CHAINED, compute=functools.partial(_chained, halves=True))}
+SKETCHES = {"chained": Chained, "halved": Halved}

@@ -8,7 +8,6 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import Bars, CellGrid
 from ...figures.strip import Strip
 from ...language import Words, say
@@ -85,8 +84,34 @@ class SlotsShown:
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
-class Slots(Drawing, words=WORDS["slots"]):
+class Slots(Sketch, words=WORDS["slots"]):
     """The content of the slots, and the weights of a query beside those of softmax attention."""
+
+    knobs = {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)}
+    presets = {"nothing fades": {"gate": 0.0}, "wiped first": {"gate": float("-inf")}}
+    script = """import torch
+from flakit.ops.gsa import reference
+
+q, k = torch.randn(2, 1, 8, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+v = torch.eye(8, dtype=torch.float64)[None, :, None]
+s = torch.nn.functional.one_hot(torch.arange(8) % 4, 4).double()[None, :, None]
+*_, last = reference.steps(q, k, v, s, torch.where(s > 0, {gate}, 0.0))
+print("what each slot holds of each token", last.hv[0, 0], sep="\\n")
+print("weights of the tokens", last.o[0, 0])
+print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
+"""
+
+    @staticmethod
+    def compute(gate: float) -> SlotsShown:
+        """Values are unit vectors, so that a slot's values show how much of each token it holds."""
+        q, k = torch.randn(2, 1, _T, 1, _K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        v = torch.eye(_T, dtype=torch.float64)[None, :, None]
+        s = torch.nn.functional.one_hot(torch.arange(_T) % _M, _M).double()[None, :, None]
+        *_, last = reference.steps(q, k, v, s, torch.where(s > 0, gate, 0.0))
+        window = slice(_T - _M, _T)
+        attention = torch.zeros(_T, dtype=torch.float64)
+        attention[window] = (_K**-0.5 * k[0, window, 0] @ q[0, -1, 0]).softmax(0)
+        return SlotsShown(gate, *(x.numpy() for x in (last.hv[0, 0], last.p[0, 0], last.o[0, 0], attention)))
 
     def __init__(self, width: float):
         height, left, gap = 2.65, 0.6, 0.75
@@ -148,8 +173,28 @@ class SlotGateShown:
     left: np.ndarray
 
 
-class SlotGate(Drawing, words=WORDS["slot_gate"]):
+class SlotGate(Sketch, words=WORDS["slot_gate"]):
     """The gate over f, and the decay of a slot by it."""
+
+    knobs = {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)}
+    presets = {"fresh": {"f": 0.0}, "drifted": {"f": -20.0}}
+    script = """import torch
+
+g = torch.nn.functional.logsigmoid(torch.tensor({f}, dtype=torch.float64)) / 8
+print("g =", g.item())
+for more in range(1, 41):
+    print(more, (more * g).exp().item())
+"""
+
+    @staticmethod
+    def compute(f: float) -> SlotGateShown:
+        """One slot, in which the first token writes 1: its softmax is 1, so the output is its value."""
+        g = _gate(torch.tensor(f, dtype=torch.float64))
+        ones = torch.ones(1, _MORE + 1, 1, 1, dtype=torch.float64)
+        s = ones.clone()
+        s[:, 1:] = 0
+        o = fused_recurrent_gsa(ones, ones, ones, s, g * ones).o
+        return SlotGateShown(f, g.item(), o[0, 1:, 0, 0].numpy())
 
     def __init__(self, width: float):
         height, left, gap = 2.4, 0.6, 0.7
@@ -187,61 +232,8 @@ class SlotGate(Drawing, words=WORDS["slot_gate"]):
         return self.words.say("arithmetic", n=n, g=shown.g, left=shown.left[n - 1])
 
 
-def _slots(gate: float) -> SlotsShown:
-    """Values are unit vectors, so that a slot's values show how much of each token it holds."""
-    q, k = torch.randn(2, 1, _T, 1, _K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    v = torch.eye(_T, dtype=torch.float64)[None, :, None]
-    s = torch.nn.functional.one_hot(torch.arange(_T) % _M, _M).double()[None, :, None]
-    *_, last = reference.steps(q, k, v, s, torch.where(s > 0, gate, 0.0))
-    window = slice(_T - _M, _T)
-    attention = torch.zeros(_T, dtype=torch.float64)
-    attention[window] = (_K**-0.5 * k[0, window, 0] @ q[0, -1, 0]).softmax(0)
-    return SlotsShown(gate, *(x.numpy() for x in (last.hv[0, 0], last.p[0, 0], last.o[0, 0], attention)))
-
-
 def _gate(f: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.logsigmoid(f) / 8
 
 
-def _slot_gate(f: float) -> SlotGateShown:
-    """One slot, in which the first token writes 1: its softmax is 1, so the output is its value."""
-    g = _gate(torch.tensor(f, dtype=torch.float64))
-    ones = torch.ones(1, _MORE + 1, 1, 1, dtype=torch.float64)
-    s = ones.clone()
-    s[:, 1:] = 0
-    o = fused_recurrent_gsa(ones, ones, ones, s, g * ones).o
-    return SlotGateShown(f, g.item(), o[0, 1:, 0, 0].numpy())
-
-
-SKETCHES = {
-    "slots": Sketch(
-        {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)},
-        _slots,
-        Slots,
-        {"nothing fades": {"gate": 0.0}, "wiped first": {"gate": float("-inf")}},
-        """import torch
-from flakit.ops.gsa import reference
-
-q, k = torch.randn(2, 1, 8, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-v = torch.eye(8, dtype=torch.float64)[None, :, None]
-s = torch.nn.functional.one_hot(torch.arange(8) % 4, 4).double()[None, :, None]
-*_, last = reference.steps(q, k, v, s, torch.where(s > 0, {gate}, 0.0))
-print("what each slot holds of each token", last.hv[0, 0], sep="\\n")
-print("weights of the tokens", last.o[0, 0])
-print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
-""",
-    ),
-    "slot_gate": Sketch(
-        {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)},
-        _slot_gate,
-        SlotGate,
-        {"fresh": {"f": 0.0}, "drifted": {"f": -20.0}},
-        """import torch
-
-g = torch.nn.functional.logsigmoid(torch.tensor({f}, dtype=torch.float64)) / 8
-print("g =", g.item())
-for more in range(1, 41):
-    print(more, (more * g).exp().item())
-""",
-    ),
-}
+SKETCHES = {"slots": Slots, "slot_gate": SlotGate}

@@ -8,7 +8,6 @@ import numpy as np
 from ...cases.infinity import follow
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, powers, signed
 from ...language import Words
 from ..knobs import DecayKnob
@@ -53,8 +52,22 @@ class OneColumnShown:
     lost: Mapping[str, float]
 
 
-class OneColumn(Drawing, words=WORDS["one_column"]):
+class OneColumn(Sketch, words=WORDS["one_column"]):
     """One infinite column, and the gradient that it destroys."""
+
+    knobs = {"decay": lambda: DecayKnob(-1.39, "decay", stops=_STOPS, low=-3.0)}
+    presets = {"fine": {"decay": -1.36}, "one column": {"decay": -1.39}, "o dies too": {"decay": -1.42}}
+    script = f"""from flakit.cases.infinity import follow
+
+for name, share in follow({{decay}}, C={_C}, K={_K}).lost.items():
+    print(f"{{{{name:5}}}} {{{{share:7.2%}}}} not finite")
+"""
+
+    @staticmethod
+    def compute(decay: float) -> OneColumnShown:
+        way = follow(decay, C=_C, K=_K)
+        arrays = (x.numpy() for x in (way.operands["k"], way.made.scaled, way.made.dr, way.true.dr, way.exponents[1]))
+        return OneColumnShown(decay, *arrays, way.lost)
 
     def __init__(self, width: float):
         left, down = 0.62, 0.85
@@ -93,22 +106,4 @@ class OneColumn(Drawing, words=WORDS["one_column"]):
         return self.words.say("keys", k=shown.k[t, c], exponent=shown.exponents[t], **values)
 
 
-def _one_column(decay: float) -> OneColumnShown:
-    way = follow(decay, C=_C, K=_K)
-    arrays = (x.numpy() for x in (way.operands["k"], way.made.scaled, way.made.dr, way.true.dr, way.exponents[1]))
-    return OneColumnShown(decay, *arrays, way.lost)
-
-
-SKETCHES = {
-    "one_column": Sketch(
-        {"decay": lambda: DecayKnob(-1.39, "decay", stops=_STOPS, low=-3.0)},
-        _one_column,
-        OneColumn,
-        {"fine": {"decay": -1.36}, "one column": {"decay": -1.39}, "o dies too": {"decay": -1.42}},
-        f"""from flakit.cases.infinity import follow
-
-for name, share in follow({{decay}}, C={_C}, K={_K}).lost.items():
-    print(f"{{{{name:5}}}} {{{{share:7.2%}}}} not finite")
-""",
-    ),
-}
+SKETCHES = {"one_column": OneColumn}

@@ -7,7 +7,6 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps
 from ...figures.marks import LabelledBars
 from ...language import Words
@@ -92,8 +91,40 @@ class RanksShown:
         return self.walks * self.each
 
 
-class Ranks(Drawing, words=WORDS["ranks"]):
+class Ranks(Sketch, words=WORDS["ranks"]):
     """The share that enters each rank, and the tokens and bytes of a rank."""
+
+    knobs = {
+        "ranks": lambda: steps(4, RANKS, "ranks"),
+        "op": lambda: operator_choice("rwkv6", ("rwkv6", "rwkv7")),
+    }
+    presets = {
+        "one GPU": {"ranks": 1, "op": "rwkv6"},
+        "two": {"ranks": 2, "op": "rwkv6"},
+        "sixteen": {"ranks": 16, "op": "rwkv6"},
+    }
+    script = """from flakit.panels import sketch
+
+shown = sketch("ranks", ranks={ranks}, op={op}).result
+print("tokens of a rank", shown.walks, "bytes that it sends", shown.sends, "and holds", shown.holds)
+print("what is left of each rank's writing in the last one's state", shown.left[-1, :-1])
+"""
+
+    @staticmethod
+    def compute(ranks: int, op: str) -> RanksShown:
+        M, N = slices(op, ranks)
+        left = torch.full((ranks, ranks), torch.nan, dtype=torch.float64)
+        for column in range(ranks):
+            state = N[column]
+            for row in range(column + 1, ranks):
+                left[row, column] = state.norm() / N[column].norm()
+                state = M[row] @ state
+        each = 2 * _HEADS * _CHANNELS * len(OPERATORS[op].sequences)
+        written = 4 * _HEADS * _CHANNELS**2
+        transition = written if OPERATORS[op].solves else written // _CHANNELS
+        return RanksShown(
+            left.numpy(), recorded.read("h100_ranks").select(operator=op)[0]["T"], each, written, transition
+        )
 
     def __init__(self, width: float):
         height, side = 2.9, 2.2
@@ -161,38 +192,4 @@ def slices(op: str, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     return M[:, 0], run(**x).final_state[:, 0]
 
 
-def _ranks(ranks: int, op: str) -> RanksShown:
-    M, N = slices(op, ranks)
-    left = torch.full((ranks, ranks), torch.nan, dtype=torch.float64)
-    for column in range(ranks):
-        state = N[column]
-        for row in range(column + 1, ranks):
-            left[row, column] = state.norm() / N[column].norm()
-            state = M[row] @ state
-    each = 2 * _HEADS * _CHANNELS * len(OPERATORS[op].sequences)
-    written = 4 * _HEADS * _CHANNELS**2
-    transition = written if OPERATORS[op].solves else written // _CHANNELS
-    return RanksShown(left.numpy(), recorded.read("h100_ranks").select(operator=op)[0]["T"], each, written, transition)
-
-
-SKETCHES = {
-    "ranks": Sketch(
-        {
-            "ranks": lambda: steps(4, RANKS, "ranks"),
-            "op": lambda: operator_choice("rwkv6", ("rwkv6", "rwkv7")),
-        },
-        _ranks,
-        Ranks,
-        {
-            "one GPU": {"ranks": 1, "op": "rwkv6"},
-            "two": {"ranks": 2, "op": "rwkv6"},
-            "sixteen": {"ranks": 16, "op": "rwkv6"},
-        },
-        """from flakit.panels import sketch
-
-shown = sketch("ranks", ranks={ranks}, op={op}).result
-print("tokens of a rank", shown.walks, "bytes that it sends", shown.sends, "and holds", shown.holds)
-print("what is left of each rank's writing in the last one's state", shown.left[-1, :-1])
-""",
-    ),
-}
+SKETCHES = {"ranks": Ranks}

@@ -12,7 +12,6 @@ from matplotlib.patches import Rectangle
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import CellGrid, name_rows
 from ...language import Words
@@ -115,8 +114,21 @@ class WalkShown:
         return self.states if name == "S" else self.gradients
 
 
-class Walk(Drawing, words=WORDS["walking_back"]):
+class Walk(Sketch, words=WORDS["walking_back"]):
     """S from left to right, then D from right to left."""
+
+    knobs = {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")}
+    presets = {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}}
+    script = """from flakit.panels import sketch
+
+shown = sketch("walking_back", step={step}).result
+for t, (S, D) in enumerate(zip(shown.states, shown.gradients)):
+    print(f"token {{t}}: rows of S {{abs(S).max(1)}}, rows of D {{abs(D).max(1)}}")
+"""
+
+    @staticmethod
+    def compute(step: int) -> WalkShown:
+        return WalkShown(step, **_walk())
 
     def __init__(self, width: float):
         self.canvas = Canvas(width, 2.72)
@@ -195,8 +207,42 @@ class GrowthShown:
     finite: Mapping[str, np.ndarray]
 
 
-class Growth(Drawing, words=WORDS["growth"]):
+class Growth(Sketch, words=WORDS["growth"]):
     """The size of S, D and dw over the tokens, against the end of float32."""
+
+    knobs = {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)}
+    presets = {"fades": {"w": -0.1}, "grows": {"w": 0.4}, "overflows": {"w": 0.6}}
+    script = """import torch
+from flakit import inputs
+from flakit.numerics.evaluate import cotangents
+from flakit.ops.rwkv6 import reference
+
+x = inputs("rwkv6", T=192, H=1, K=4, V=4, decay=0.0)
+x["w"] += {w}  # above 0 no logarithm of a decay: the state grows
+do, _ = cotangents("rwkv6", x)
+for step in reference.steps(**x, do=do):
+    if isinstance(step, reference.BackwardStep):
+        print(step.t, "D", step.dstate.abs().max().item(), "dw", step.dw.abs().max().item())
+    else:
+        print(step.t, "S", step.state.abs().max().item())
+"""
+
+    @staticmethod
+    def compute(w: float) -> GrowthShown:
+        x = inputs("rwkv6", T=_LONG, H=1, K=4, V=4, decay=0.0, dtype=torch.float64)
+        x["w"] = torch.full_like(x["w"], w)
+        do, _ = cotangents("rwkv6", x)
+        sizes, finite = {}, {}
+        for dtype in (torch.float64, torch.float32):
+            steps = list(reference.steps(**{name: tensor.to(dtype) for name, tensor in {**x, "do": do}.items()}))
+            forward, backward = steps[:_LONG], steps[: _LONG - 1 : -1]
+            for name, field, part in (("S", "state", forward), ("D", "dstate", backward), ("dw", "dw", backward)):
+                along = torch.stack([getattr(step, field) for step in part]).flatten(1)
+                if dtype is torch.float64:
+                    sizes[name] = along.abs().amax(1).numpy()
+                else:
+                    finite[name] = along.isfinite().all(1).numpy()
+        return GrowthShown(w, sizes, finite)
 
     _low, _high = -4.0, 78.0  # ends of the axis, log10: w = 0.8 gives 10^67 after 192 tokens
     _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
@@ -269,54 +315,4 @@ def _walk() -> dict:
     return {name: tensor.numpy() for name, tensor in arrays.items()}
 
 
-def _growth(w: float) -> GrowthShown:
-    x = inputs("rwkv6", T=_LONG, H=1, K=4, V=4, decay=0.0, dtype=torch.float64)
-    x["w"] = torch.full_like(x["w"], w)
-    do, _ = cotangents("rwkv6", x)
-    sizes, finite = {}, {}
-    for dtype in (torch.float64, torch.float32):
-        steps = list(reference.steps(**{name: tensor.to(dtype) for name, tensor in {**x, "do": do}.items()}))
-        forward, backward = steps[:_LONG], steps[: _LONG - 1 : -1]
-        for name, field, part in (("S", "state", forward), ("D", "dstate", backward), ("dw", "dw", backward)):
-            along = torch.stack([getattr(step, field) for step in part]).flatten(1)
-            if dtype is torch.float64:
-                sizes[name] = along.abs().amax(1).numpy()
-            else:
-                finite[name] = along.isfinite().all(1).numpy()
-    return GrowthShown(w, sizes, finite)
-
-
-SKETCHES = {
-    "walking_back": Sketch(
-        {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")},
-        lambda step: WalkShown(step, **_walk()),
-        Walk,
-        {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}},
-        """from flakit.panels import sketch
-
-shown = sketch("walking_back", step={step}).result
-for t, (S, D) in enumerate(zip(shown.states, shown.gradients)):
-    print(f"token {{t}}: rows of S {{abs(S).max(1)}}, rows of D {{abs(D).max(1)}}")
-""",
-    ),
-    "growth": Sketch(
-        {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)},
-        _growth,
-        Growth,
-        {"fades": {"w": -0.1}, "grows": {"w": 0.4}, "overflows": {"w": 0.6}},
-        """import torch
-from flakit import inputs
-from flakit.numerics.evaluate import cotangents
-from flakit.ops.rwkv6 import reference
-
-x = inputs("rwkv6", T=192, H=1, K=4, V=4, decay=0.0)
-x["w"] += {w}  # above 0 no logarithm of a decay: the state grows
-do, _ = cotangents("rwkv6", x)
-for step in reference.steps(**x, do=do):
-    if isinstance(step, reference.BackwardStep):
-        print(step.t, "D", step.dstate.abs().max().item(), "dw", step.dw.abs().max().item())
-    else:
-        print(step.t, "S", step.state.abs().max().item())
-""",
-    ),
-}
+SKETCHES = {"walking_back": Walk, "growth": Growth}

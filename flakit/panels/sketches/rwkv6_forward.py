@@ -8,7 +8,6 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...language import Words
 from ...ops.rwkv6 import fused_recurrent_rwkv6
@@ -61,8 +60,28 @@ class ReadingShown:
     output: np.ndarray
 
 
-class Reading(Drawing, words=WORDS["reading"]):
+class Reading(Sketch, words=WORDS["reading"]):
     """A few tokens with two channels: arrows, products, output."""
+
+    knobs = {"direction": lambda: integer(0, 0, 345, "direction", 15)}
+    presets = {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}}
+    script = """import math
+
+import torch
+from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
+
+angle = math.radians({direction})
+query = torch.tensor([math.cos(angle), math.sin(angle)])
+print("products", KEYS @ query)
+print("output", (KEYS @ query) @ VALUES)
+"""
+
+    @staticmethod
+    def compute(direction: int) -> ReadingShown:
+        angle = math.radians(direction)
+        query = torch.tensor([math.cos(angle), math.sin(angle)])
+        scores = KEYS @ query
+        return ReadingShown(*(x.numpy() for x in (query, scores, scores @ VALUES)))
 
     _reach = {"scores": 2.6, "output": 7.0}  # ends of the axes; the lesson's numbers reach 1.4 and 3.6
 
@@ -137,8 +156,28 @@ class ForgettingShown:
     left: np.ndarray
 
 
-class Forgetting(Drawing, words=WORDS["forgetting"]):
+class Forgetting(Sketch, words=WORDS["forgetting"]):
     """The share left of what a token wrote, over the tokens read since, with a mark at one half."""
+
+    knobs = {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)}
+    presets = {"slow": {"w": -0.02}, "quick": {"w": -1.0}}
+    script = """import math
+
+for more in range(1, 41):
+    print(more, math.exp(more * {w}))
+"""
+
+    @staticmethod
+    def compute(w: float) -> ForgettingShown:
+        """One token writes 1 into a state of one number, and later ones read what the decays between have left.
+
+        A token reads before its own decay, so the next one still reads 1.
+        """
+        ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)
+        k = ones.clone()
+        k[:, 1:] = 0
+        o = fused_recurrent_rwkv6(ones, k, ones, w * ones, torch.zeros(1, 1).double()).o
+        return ForgettingShown(w, o[0, 2:, 0, 0].numpy())
 
     def __init__(self, width: float):
         height = 2.4
@@ -181,51 +220,4 @@ def _half_life(w: float) -> float:
     return math.inf if w == 0 else math.log(2) / -w
 
 
-def _reading(direction: int) -> ReadingShown:
-    angle = math.radians(direction)
-    query = torch.tensor([math.cos(angle), math.sin(angle)])
-    scores = KEYS @ query
-    return ReadingShown(*(x.numpy() for x in (query, scores, scores @ VALUES)))
-
-
-def _forgetting(w: float) -> ForgettingShown:
-    """One token writes 1 into a state of one number, and later ones read what the decays between have left.
-
-    A token reads before its own decay, so the next one still reads 1.
-    """
-    ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)
-    k = ones.clone()
-    k[:, 1:] = 0
-    o = fused_recurrent_rwkv6(ones, k, ones, w * ones, torch.zeros(1, 1).double()).o
-    return ForgettingShown(w, o[0, 2:, 0, 0].numpy())
-
-
-SKETCHES = {
-    "reading": Sketch(
-        {"direction": lambda: integer(0, 0, 345, "direction", 15)},
-        _reading,
-        Reading,
-        {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}},
-        """import math
-
-import torch
-from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
-
-angle = math.radians({direction})
-query = torch.tensor([math.cos(angle), math.sin(angle)])
-print("products", KEYS @ query)
-print("output", (KEYS @ query) @ VALUES)
-""",
-    ),
-    "forgetting": Sketch(
-        {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)},
-        _forgetting,
-        Forgetting,
-        {"slow": {"w": -0.02}, "quick": {"w": -1.0}},
-        """import math
-
-for more in range(1, 41):
-    print(more, math.exp(more * {w}))
-""",
-    ),
-}
+SKETCHES = {"reading": Reading, "forgetting": Forgetting}

@@ -1,20 +1,23 @@
 """The definition of a sketch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import ipywidgets as widgets
 
 from ...figures.drawing import Drawing
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """A sketch's knobs, the function that computes its arrays, its picture, and a script with the same numbers."""
+class Sketch(Drawing):
+    """A small picture with one or two knobs: its words, the numbers at a setting, and how to draw and describe them."""
 
-    knobs: Mapping[str, Callable[[], widgets.Widget]]  # one or two; "play" moves the first
-    compute: Callable
-    picture: type[Drawing]
-    presets: Mapping[str, Mapping]
+    knobs: Mapping[str, Callable[[], widgets.Widget]]
+    """One or two; "play" moves the first."""
+    presets: Mapping[str, Mapping] = {}
+    """Settings by the labels of their buttons."""
     script: str
-    random: bool = False  # whether the inputs are random, so that there is a seed
+    """Python with the same numbers, with the knobs' names in braces."""
+    random = False
+    """Whether the inputs are random, so that there is a seed."""
+    compute: Callable[..., Any]
+    """Return the arrays of a setting, which the methods of `Drawing` take."""

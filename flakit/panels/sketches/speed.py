@@ -8,7 +8,6 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid, LabelledBars, Marked, name_rows
 from ...language import Words
 from ...numerics import recorded
@@ -107,8 +106,30 @@ class RoofShown:
         return 1e-9 * self.bytes / copy_tb_s, 1e-9 * self.operations / tflops
 
 
-class Roof(Drawing, words=WORDS["roof"]):
+class Roof(Sketch, words=WORDS["roof"]):
     """The roof with a call below it, and the two times of the call."""
+
+    knobs = {"tokens": lambda: steps(1, TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")}
+    presets = {
+        "one token": {"tokens": 1, "K": 64},
+        "a text": {"tokens": 4096, "K": 64},
+        "wide": {"tokens": 4096, "K": 512},
+    }
+    script = """from flakit.numerics import recorded
+from flakit.numerics.work import work
+
+table = recorded.read("h200_speed")
+row = table.rows[0] | {{"T": {tokens}, "K": {K}, "V": {K}, "decode": True}}
+call = work(row, "forward")
+floor = call.floor_ms(table.meta["copy_tb_s"], table.meta["tflops"])
+print("operations per byte", call.intensity, "floor", floor, "ms")
+"""
+
+    @staticmethod
+    def compute(tokens: int, K: int) -> RoofShown:
+        """A call that reads a state and returns one."""
+        call = work(_row() | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
+        return RoofShown(tokens, K, call.bytes, call.operations)
 
     _ENDS = 0.2, 2000.0
 
@@ -170,8 +191,30 @@ class KeptShown:
     states: np.ndarray
 
 
-class Kept(Drawing, words=WORDS["kept"]):
+class Kept(Sketch, words=WORDS["kept"]):
     """Two times over the chunk size, and those of the chosen size."""
+
+    knobs = {
+        "chunk": lambda: steps(32, TOKENS, "chunk C"),
+        "itemsize": lambda: choice(4, {"float32": 4, "float16": 2}, "states"),
+    }
+    presets = {
+        "every token": {"chunk": 1, "itemsize": 4},
+        "32, float32": {"chunk": 32, "itemsize": 4},
+        "64, float16": {"chunk": 64, "itemsize": 2},
+    }
+    script = """from flakit.numerics import recorded
+from flakit.numerics.work import moved
+
+table = recorded.read("h200_speed")
+size = moved(table.rows[0], ["states"], every={chunk}, itemsize={itemsize})
+print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["copy_tb_s"], "ms")
+"""
+
+    @staticmethod
+    def compute(chunk: int, itemsize: int) -> KeptShown:
+        sizes = np.array([moved(_row(), ["states"], every=C, itemsize=itemsize) for C in TOKENS])
+        return KeptShown(TOKENS.index(chunk), itemsize, sizes, 2e-9 * sizes / peaks()[0])
 
     def __init__(self, width: float):
         height, n = 2.7, len(TOKENS)
@@ -185,7 +228,8 @@ class Kept(Drawing, words=WORDS["kept"]):
         self.canvas.moving(self._dots, self._at, self._states)
         look = {"color": style.BLACK, "linewidth": 1.2, "label": self.words["floor"]}
         (floor,) = ax.plot([-0.5, n - 0.5], [_floor()] * 2, **look)
-        ax.set_ylim(min(_kept(TOKENS[-1], 4).states.min() / 2, pair_times().min()) / 2, 2 * _kept(1, 4).states.max())
+        states = self.compute(1, 4).states
+        ax.set_ylim(min(states.min() / 2, pair_times().min()) / 2, 2 * states.max())
         ax.set_xticks(range(0, n, 2), [str(chunk) for chunk in TOKENS[::2]])
         ax.set_yticks([0.001, 0.01, 0.1, 1, 10], map(style.power, range(-3, 2)))
         ax.minorticks_off()
@@ -236,8 +280,30 @@ class TailShown:
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
-class Tail(Drawing, words=WORDS["tail"]):
+class Tail(Sketch, words=WORDS["tail"]):
     """A map of the chunks of each head, and a bar for each share."""
+
+    knobs = {
+        "one_in": lambda: steps(1_000_000, [(f"{n:,}", n) for n in _ONE_IN], "one gate in"),
+        "by": lambda: choice("head", {"the head": "head", "each chunk": "chunk"}, "chooses"),
+    }
+    presets = {
+        "one in a million": {"one_in": 1_000_000, "by": "head"},
+        "each chunk": {"one_in": 1_000_000, "by": "chunk"},
+        "one in 10,000": {"one_in": 10_000, "by": "head"},
+    }
+    script = """steep = 1 / {one_in}
+gates = {{"chunk": 16 * 64, "head": 4096 * 64}}
+held = {{name: 1 - (1 - steep) ** n for name, n in gates.items()}}
+print("hold a steep gate:", held, "computed the slow way:", held[{by}])
+"""
+
+    @staticmethod
+    def compute(one_in: int, by: str) -> TailShown:
+        row, (gates, _) = _row(), _gates()
+        # One seed for every share, so that steep chunks stay steep; with it the heads shown are about as expected.
+        lowest = np.random.default_rng(38).random((row["H"], row["T"] // _CHUNK))
+        return TailShown(one_in, by == "head", lowest < -np.expm1(gates * np.log1p(-1 / one_in)))
 
     def __init__(self, width: float):
         height, heads, chunks = 2.75, _row()["H"], _row()["T"] // _CHUNK
@@ -302,17 +368,6 @@ def peaks() -> tuple[float, float]:
     return meta["copy_tb_s"], meta["tflops"]
 
 
-def _roof(tokens: int, K: int) -> RoofShown:
-    """A call that reads a state and returns one."""
-    call = work(_row() | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
-    return RoofShown(tokens, K, call.bytes, call.operations)
-
-
-def _kept(chunk: int, itemsize: int) -> KeptShown:
-    sizes = np.array([moved(_row(), ["states"], every=C, itemsize=itemsize) for C in TOKENS])
-    return KeptShown(TOKENS.index(chunk), itemsize, sizes, 2e-9 * sizes / peaks()[0])
-
-
 def pair_times() -> np.ndarray:
     """Return the milliseconds of the pairs inside chunks, for each chunk size of `TOKENS`."""
     # For every pair of tokens of a chunk: a score, and a product with the value.
@@ -326,71 +381,10 @@ def _floor() -> float:
     return work(_row(), "forward").floor_ms(*peaks())
 
 
-def _tail(one_in: int, by: str) -> TailShown:
-    row, (gates, _) = _row(), _gates()
-    # One seed for every share, so that steep chunks stay steep; with this one the heads shown are about as expected.
-    lowest = np.random.default_rng(38).random((row["H"], row["T"] // _CHUNK))
-    return TailShown(one_in, by == "head", lowest < -np.expm1(gates * np.log1p(-1 / one_in)))
-
-
 def _gates() -> tuple[int, int]:
     """Return the gates of a chunk, and of a head's full sequence."""
     row = _row()
     return _CHUNK * row["K"], row["T"] * row["K"]
 
 
-SKETCHES = {
-    "roof": Sketch(
-        {"tokens": lambda: steps(1, TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")},
-        _roof,
-        Roof,
-        {"one token": {"tokens": 1, "K": 64}, "a text": {"tokens": 4096, "K": 64}, "wide": {"tokens": 4096, "K": 512}},
-        """from flakit.numerics import recorded
-from flakit.numerics.work import work
-
-table = recorded.read("h200_speed")
-row = table.rows[0] | {{"T": {tokens}, "K": {K}, "V": {K}, "decode": True}}
-call = work(row, "forward")
-floor = call.floor_ms(table.meta["copy_tb_s"], table.meta["tflops"])
-print("operations per byte", call.intensity, "floor", floor, "ms")
-""",
-    ),
-    "kept": Sketch(
-        {
-            "chunk": lambda: steps(32, TOKENS, "chunk C"),
-            "itemsize": lambda: choice(4, {"float32": 4, "float16": 2}, "states"),
-        },
-        _kept,
-        Kept,
-        {
-            "every token": {"chunk": 1, "itemsize": 4},
-            "32, float32": {"chunk": 32, "itemsize": 4},
-            "64, float16": {"chunk": 64, "itemsize": 2},
-        },
-        """from flakit.numerics import recorded
-from flakit.numerics.work import moved
-
-table = recorded.read("h200_speed")
-size = moved(table.rows[0], ["states"], every={chunk}, itemsize={itemsize})
-print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["copy_tb_s"], "ms")
-""",
-    ),
-    "tail": Sketch(
-        {
-            "one_in": lambda: steps(1_000_000, [(f"{n:,}", n) for n in _ONE_IN], "one gate in"),
-            "by": lambda: choice("head", {"the head": "head", "each chunk": "chunk"}, "chooses"),
-        },
-        _tail,
-        Tail,
-        {
-            "one in a million": {"one_in": 1_000_000, "by": "head"},
-            "each chunk": {"one_in": 1_000_000, "by": "chunk"},
-            "one in 10,000": {"one_in": 10_000, "by": "head"},
-        },
-        """steep = 1 / {one_in}
-gates = {{"chunk": 16 * 64, "head": 4096 * 64}}
-held = {{name: 1 - (1 - steep) ** n for name, n in gates.items()}}
-print("hold a steep gate:", held, "computed the slow way:", held[{by}])
-""",
-    ),
-}
+SKETCHES = {"roof": Roof, "kept": Kept, "tail": Tail}

@@ -8,7 +8,6 @@ import numpy as np
 from ...cases import anchor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.maps import Map, Maps, signed
 from ...language import Words
 from ...numerics.evaluate import truth
@@ -47,8 +46,26 @@ class BrokenShown:
     shares: Mapping[str, float]
 
 
-class Broken(Drawing, words=WORDS["broken"]):
+class Broken(Sketch, words=WORDS["broken"]):
     """A gradient beside its true values; the sentence names the broken tensors."""
+
+    knobs = {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)}
+    presets = {"fine": {"decay": -1.33}, "broken": {"decay": -1.39}}
+    script = """import flakit
+from flakit.cases import anchor
+
+x = flakit.inputs("rwkv6", T=64, H=1, K=32, decay={decay}, seed={seed})
+for name, bad in anchor.run(x, "none").non_finite.items():
+    print(f"{{name:12}} {{bad.double().mean():7.2%}} not finite")
+"""
+    random = True
+
+    @staticmethod
+    def compute(decay: float, seed: int = 0) -> BrokenShown:
+        x = inputs("rwkv6", T=64, H=1, K=32, decay=decay, seed=seed)
+        run, exact = anchor.run(x, "none"), truth("rwkv6", x, recurrence=False)
+        shares = {name: bad.double().mean().item() for name, bad in run.non_finite.items() if name != "final_state"}
+        return BrokenShown(decay, run.tensors["dr"][0, :, 0].numpy(), exact["dr"][0, :, 0].numpy(), shares)
 
     def __init__(self, width: float):
         left, gap, across = 0.55, 0.15, (width - 0.8) / 2
@@ -86,26 +103,4 @@ class Broken(Drawing, words=WORDS["broken"]):
         return self.words.say("arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])
 
 
-def _broken(decay: float, seed: int = 0) -> BrokenShown:
-    x = inputs("rwkv6", T=64, H=1, K=32, decay=decay, seed=seed)
-    run, exact = anchor.run(x, "none"), truth("rwkv6", x, recurrence=False)
-    shares = {name: bad.double().mean().item() for name, bad in run.non_finite.items() if name != "final_state"}
-    return BrokenShown(decay, run.tensors["dr"][0, :, 0].numpy(), exact["dr"][0, :, 0].numpy(), shares)
-
-
-SKETCHES = {
-    "broken": Sketch(
-        {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)},
-        _broken,
-        Broken,
-        {"fine": {"decay": -1.33}, "broken": {"decay": -1.39}},
-        """import flakit
-from flakit.cases import anchor
-
-x = flakit.inputs("rwkv6", T=64, H=1, K=32, decay={decay}, seed={seed})
-for name, bad in anchor.run(x, "none").non_finite.items():
-    print(f"{{name:12}} {{bad.double().mean():7.2%}} not finite")
-""",
-        random=True,
-    ),
-}
+SKETCHES = {"broken": Broken}

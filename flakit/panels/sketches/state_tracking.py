@@ -11,7 +11,6 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...language import Words, say
 from ...models.tasks import Permutations
@@ -25,6 +24,17 @@ TURNS = round(1 + math.exp(DECAY), 4)
 """The α that reverses the state at this decay without changing its size."""
 BEFORE, KAPPA = np.array([0.9, 0.3]), np.array([1.0, -1.0]) / math.sqrt(2)
 """A column of a state [2], and the direction along which a token of "mirror" edits it."""
+
+_SCRIPT = """import torch
+from flakit import fused_recurrent_rwkv7
+
+kappa, w, alpha, times = {kappa}, {w}, {alpha}, {times}
+k = torch.zeros(1, times, 1, len(kappa))
+a = -kappa + k
+state = {state}[None, None, :, None]
+x = dict(r=k, w=w + k, k=k, v=k[..., :1], a=a, b=-alpha * a, initial_state=state)
+print(fused_recurrent_rwkv7(**x, output_final_state=True).final_state[0, 0, :, 0])
+"""
 
 WORDS = Words() | {
     "swaps": {
@@ -90,8 +100,21 @@ class SwapsShown:
     orders: np.ndarray
 
 
-class Swaps(Drawing, words=WORDS["swaps"]):
+class Swaps(Sketch, words=WORDS["swaps"]):
     """Three things that change places, as lines."""
+
+    knobs = {"t": lambda: integer(0, 0, MOVES, "moves")}
+    presets = {"begin": {"t": 0}, "end": {"t": MOVES}}
+    script = f"""import torch
+from flakit.models import Permutations
+
+tokens, orders = Permutations(items=3).batch(1, {MOVES + 1}, torch.Generator().manual_seed(1))
+print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item())
+"""
+
+    @staticmethod
+    def compute(t: int) -> SwapsShown:
+        return SwapsShown(t, *_moves())
 
     def __init__(self, width: float):
         height = 2.1
@@ -143,8 +166,23 @@ class MirrorShown:
         return float(KAPPA @ self.after / (KAPPA @ BEFORE))
 
 
-class Mirror(Drawing, words=WORDS["mirror"]):
+class Mirror(Sketch, words=WORDS["mirror"]):
     """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
+
+    knobs = {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)}
+    presets = {"forgets": {"alpha": 1.0}, "mirrors": {"alpha": 2.0}}
+    script = _SCRIPT.format(
+        kappa="torch.tensor([1.0, -1.0]) / 2**0.5",
+        w=0.0,
+        alpha="{alpha}",
+        times=1,
+        state="torch.tensor([0.9, 0.3])",
+    )
+
+    @staticmethod
+    def compute(alpha: float) -> MirrorShown:
+        before, kappa = map(torch.as_tensor, (BEFORE, KAPPA))
+        return MirrorShown(alpha, _read(before, kappa, 0.0, alpha, 1)[0].numpy())
 
     def __init__(self, width: float):
         height = 2.9
@@ -212,8 +250,21 @@ class AgainShown:
     left: np.ndarray
 
 
-class Again(Drawing, words=WORDS["again"]):
+class Again(Sketch, words=WORDS["again"]):
     """The size of what is left after each reading, its sign as a colour."""
+
+    knobs = {
+        "alpha": lambda: NumberKnob(1.0, "α", stops={*(round(0.1 * n, 1) for n in range(21)), TURNS}, low=0.0, high=2.0)
+    }
+    presets = {"as published": {"alpha": 0.9}, "keeps its size": {"alpha": TURNS}, "grows": {"alpha": 2.0}}
+    script = _SCRIPT.format(
+        kappa="torch.full((4,), 0.5)", w=DECAY, alpha="{alpha}", times=READINGS, state="torch.full((4,), 0.5)"
+    )
+
+    @staticmethod
+    def compute(alpha: float) -> AgainShown:
+        kappa = torch.full((4,), 0.5, dtype=torch.float64)
+        return AgainShown(alpha, (_read(kappa, kappa, DECAY, alpha, READINGS) @ kappa).numpy())
 
     _LOW, _HIGH = 1e-4, 1e4
 
@@ -280,64 +331,4 @@ def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, tim
     return torch.stack(rows, 1)
 
 
-def _mirror(alpha: float) -> MirrorShown:
-    before, kappa = map(torch.as_tensor, (BEFORE, KAPPA))
-    return MirrorShown(alpha, _read(before, kappa, 0.0, alpha, 1)[0].numpy())
-
-
-def _again(alpha: float) -> AgainShown:
-    kappa = torch.full((4,), 0.5, dtype=torch.float64)
-    return AgainShown(alpha, (_read(kappa, kappa, DECAY, alpha, READINGS) @ kappa).numpy())
-
-
-_SCRIPT = """import torch
-from flakit import fused_recurrent_rwkv7
-
-kappa, w, alpha, times = {kappa}, {w}, {alpha}, {times}
-k = torch.zeros(1, times, 1, len(kappa))
-a = -kappa + k
-state = {state}[None, None, :, None]
-x = dict(r=k, w=w + k, k=k, v=k[..., :1], a=a, b=-alpha * a, initial_state=state)
-print(fused_recurrent_rwkv7(**x, output_final_state=True).final_state[0, 0, :, 0])
-"""
-
-SKETCHES = {
-    "swaps": Sketch(
-        {"t": lambda: integer(0, 0, MOVES, "moves")},
-        lambda t: SwapsShown(t, *_moves()),
-        Swaps,
-        {"begin": {"t": 0}, "end": {"t": MOVES}},
-        f"""import torch
-from flakit.models import Permutations
-
-tokens, orders = Permutations(items=3).batch(1, {MOVES + 1}, torch.Generator().manual_seed(1))
-print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item())
-""",
-    ),
-    "mirror": Sketch(
-        {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)},
-        _mirror,
-        Mirror,
-        {"forgets": {"alpha": 1.0}, "mirrors": {"alpha": 2.0}},
-        _SCRIPT.format(
-            kappa="torch.tensor([1.0, -1.0]) / 2**0.5",
-            w=0.0,
-            alpha="{alpha}",
-            times=1,
-            state="torch.tensor([0.9, 0.3])",
-        ),
-    ),
-    "again": Sketch(
-        {
-            "alpha": lambda: NumberKnob(
-                1.0, "α", stops={*(round(0.1 * n, 1) for n in range(21)), TURNS}, low=0.0, high=2.0
-            )
-        },
-        _again,
-        Again,
-        {"as published": {"alpha": 0.9}, "keeps its size": {"alpha": TURNS}, "grows": {"alpha": 2.0}},
-        _SCRIPT.format(
-            kappa="torch.full((4,), 0.5)", w=DECAY, alpha="{alpha}", times=READINGS, state="torch.full((4,), 0.5)"
-        ),
-    ),
-}
+SKETCHES = {"swaps": Swaps, "mirror": Mirror, "again": Again}

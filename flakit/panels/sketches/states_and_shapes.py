@@ -7,7 +7,6 @@ import numpy as np
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.marks import CellGrid
 from ...language import Words
 from ...numerics.errors import relative_l2
@@ -64,8 +63,38 @@ class PiecesShown:
     worst: float
 
 
-class Pieces(Drawing, words=WORDS["pieces"]):
+class Pieces(Sketch, words=WORDS["pieces"]):
     """Errors of the outputs and of a gradient along a sequence in two pieces."""
+
+    knobs = {
+        "handed": lambda: steps("nothing", {each: each for each in HANDED}, "handed on"),
+        "op": lambda: operator_choice("rwkv6"),
+    }
+    presets = {"the state": {"handed": "state"}, "detached": {"handed": "detached"}, "nothing": {"handed": "nothing"}}
+    script = """import flakit
+from flakit.numerics.errors import relative_l2
+from flakit.numerics.evaluate import evaluate, truth
+from flakit.numerics.pieces import in_pieces
+
+x = flakit.inputs({op}, T=96, H=2, K=16)
+exact = truth({op}, x, recurrence=False)
+results = evaluate(in_pieces({op}, [48], handed={handed}), x)
+for name in exact:
+    print(f"{{name:12}} off by {{relative_l2(results[name], exact[name]):.1e}}")
+"""
+
+    @staticmethod
+    def compute(handed: str, op: str) -> PiecesShown:
+        x, exact = _uncut(op)
+        results = evaluate(in_pieces(op, [CUT], handed=handed), x)
+        return PiecesShown(
+            op=OPERATORS[op].label,
+            handed=handed,
+            **{name: along_time(results[name], exact[name]).numpy() for name in ("o", "dv")},
+            o_second=relative_l2(results["o"][:, CUT:], exact["o"][:, CUT:]),
+            dv_first=relative_l2(results["dv"][:, :CUT], exact["dv"][:, :CUT]),
+            worst=max(relative_l2(results[name], exact[name]) for name in exact),
+        )
 
     def __init__(self, width: float):
         height, left = 2.95, 0.85
@@ -107,38 +136,4 @@ def _uncut(op: str) -> tuple[dict, dict]:
     return x, truth(op, x, recurrence=False)
 
 
-def _pieces(handed: str, op: str) -> PiecesShown:
-    x, exact = _uncut(op)
-    results = evaluate(in_pieces(op, [CUT], handed=handed), x)
-    return PiecesShown(
-        op=OPERATORS[op].label,
-        handed=handed,
-        **{name: along_time(results[name], exact[name]).numpy() for name in ("o", "dv")},
-        o_second=relative_l2(results["o"][:, CUT:], exact["o"][:, CUT:]),
-        dv_first=relative_l2(results["dv"][:, :CUT], exact["dv"][:, :CUT]),
-        worst=max(relative_l2(results[name], exact[name]) for name in exact),
-    )
-
-
-SKETCHES = {
-    "pieces": Sketch(
-        {
-            "handed": lambda: steps("nothing", {each: each for each in HANDED}, "handed on"),
-            "op": lambda: operator_choice("rwkv6"),
-        },
-        _pieces,
-        Pieces,
-        {"the state": {"handed": "state"}, "detached": {"handed": "detached"}, "nothing": {"handed": "nothing"}},
-        """import flakit
-from flakit.numerics.errors import relative_l2
-from flakit.numerics.evaluate import evaluate, truth
-from flakit.numerics.pieces import in_pieces
-
-x = flakit.inputs({op}, T=96, H=2, K=16)
-exact = truth({op}, x, recurrence=False)
-results = evaluate(in_pieces({op}, [48], handed={handed}), x)
-for name in exact:
-    print(f"{{name:12}} off by {{relative_l2(results[name], exact[name]):.1e}}")
-""",
-    ),
-}
+SKETCHES = {"pieces": Pieces}

@@ -12,7 +12,6 @@ from ...cases import gate_drift, padding
 from ...cases.gradient_accumulation import clipped
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...figures.strip import Strip
@@ -84,8 +83,24 @@ class MeanOfMeansShown:
     right: np.ndarray
 
 
-class MeanOfMeans(Drawing, words=WORDS["mean_of_means"]):
+class MeanOfMeans(Sketch, words=WORDS["mean_of_means"]):
     """The weight of each target if parts of different size count the same."""
+
+    knobs = {"cut": lambda: integer(2, 1, TARGETS - 1, "cut after")}
+    presets = {"in the middle": {"cut": TARGETS // 2}, "one and the rest": {"cut": 1}}
+    script = f"""import torch
+
+losses = torch.zeros({TARGETS}, requires_grad=True)
+mean_of_means = (losses[:{{cut}}].mean() + losses[{{cut}}:].mean()) / 2
+print(torch.autograd.grad(mean_of_means, losses)[0])
+"""
+
+    @staticmethod
+    def compute(cut: int) -> MeanOfMeansShown:
+        losses = torch.zeros(TARGETS, requires_grad=True)
+        parts = losses[:cut], losses[cut:]
+        ways = torch.stack([part.mean() for part in parts]).mean(), losses.mean()
+        return MeanOfMeansShown(cut, *(torch.autograd.grad(way, losses)[0].numpy() for way in ways))
 
     def __init__(self, width: float):
         height = 2.3
@@ -130,8 +145,22 @@ class ClippingShown:
     norm: float
 
 
-class Clipping(Drawing, words=WORDS["clipping"]):
+class Clipping(Sketch, words=WORDS["clipping"]):
     """Two tables of nine gradients, a number in each cell."""
+
+    knobs = {"bad": lambda: steps("5", _BAD, "gradient")}
+    presets = {"one inf": {"bad": "inf"}, "one NaN": {"bad": "NaN"}}
+    script = """from flakit.cases.gradient_accumulation import clipped
+
+before, after = clipped(float({bad}))
+print(before)
+print(after)
+"""
+
+    @staticmethod
+    def compute(bad: str) -> ClippingShown:
+        before, after = clipped(float(bad))
+        return ClippingShown(before.numpy(), after.numpy(), torch.nn.utils.get_total_norm([before]).item())
 
     def __init__(self, width: float):
         height = 1.9
@@ -179,8 +208,28 @@ class FProjShown:
     output_finite: bool
 
 
-class FProj(Drawing, words=WORDS["f_proj"]):
+class FProj(Sketch, words=WORDS["f_proj"]):
     """The exponent over f with its limit, and the gradient that it destroys."""
+
+    knobs = {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")}
+    presets = {"fine": {"f": -14.7}, "first NaN": {"f": -14.8}, "at the clamp": {"f": -20.0}}
+    script = """import torch
+from flakit.cases import gate_drift, padding
+
+g = torch.nn.functional.logsigmoid(torch.tensor({f})).item() / 8
+x = padding.inputs(gate_drift.T, g)
+print("largest exponent", gate_drift.exponents("gsa", x["g"]).max().item())
+for name, tensor in padding.run(x).items():
+    print(name, "finite" if tensor.isfinite().all() else "lost")
+"""
+
+    @staticmethod
+    def compute(f: float) -> FProjShown:
+        x = padding.inputs(gate_drift.T, _g(f))
+        runs = {form: padding.run(x, form) for form in ("chunk", "right")}
+        computed, true = (run["ds"][0, :, 0].numpy() for run in runs.values())
+        gate, exponent = (float(numbers[_F.index(f)]) for numbers in _exponents())
+        return FProjShown(f, gate, exponent, computed, true, bool(runs["chunk"]["o"].isfinite().all()))
 
     def __init__(self, width: float):
         height = 2.75
@@ -231,18 +280,6 @@ class FProj(Drawing, words=WORDS["f_proj"]):
         return self.words.say("curve", f=_F[n], tokens=_SUMMED, g=gate, exponent=exponent, size=size)
 
 
-def _mean_of_means(cut: int) -> MeanOfMeansShown:
-    losses = torch.zeros(TARGETS, requires_grad=True)
-    parts = losses[:cut], losses[cut:]
-    ways = torch.stack([part.mean() for part in parts]).mean(), losses.mean()
-    return MeanOfMeansShown(cut, *(torch.autograd.grad(way, losses)[0].numpy() for way in ways))
-
-
-def _clipping(bad: str) -> ClippingShown:
-    before, after = clipped(float(bad))
-    return ClippingShown(before.numpy(), after.numpy(), torch.nn.utils.get_total_norm([before]).item())
-
-
 def _g(f: float) -> float:
     """Return GSA's gate, as in the published model."""
     return F.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
@@ -256,52 +293,4 @@ def _exponents() -> tuple[np.ndarray, np.ndarray]:
     return gates.numpy(), exponents.flatten().float().numpy()
 
 
-def _f_proj(f: float) -> FProjShown:
-    x = padding.inputs(gate_drift.T, _g(f))
-    runs = {form: padding.run(x, form) for form in ("chunk", "right")}
-    computed, true = (run["ds"][0, :, 0].numpy() for run in runs.values())
-    gate, exponent = (float(numbers[_F.index(f)]) for numbers in _exponents())
-    return FProjShown(f, gate, exponent, computed, true, bool(runs["chunk"]["o"].isfinite().all()))
-
-
-SKETCHES = {
-    "mean_of_means": Sketch(
-        {"cut": lambda: integer(2, 1, TARGETS - 1, "cut after")},
-        _mean_of_means,
-        MeanOfMeans,
-        {"in the middle": {"cut": TARGETS // 2}, "one and the rest": {"cut": 1}},
-        f"""import torch
-
-losses = torch.zeros({TARGETS}, requires_grad=True)
-mean_of_means = (losses[:{{cut}}].mean() + losses[{{cut}}:].mean()) / 2
-print(torch.autograd.grad(mean_of_means, losses)[0])
-""",
-    ),
-    "clipping": Sketch(
-        {"bad": lambda: steps("5", _BAD, "gradient")},
-        _clipping,
-        Clipping,
-        {"one inf": {"bad": "inf"}, "one NaN": {"bad": "NaN"}},
-        """from flakit.cases.gradient_accumulation import clipped
-
-before, after = clipped(float({bad}))
-print(before)
-print(after)
-""",
-    ),
-    "f_proj": Sketch(
-        {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")},
-        _f_proj,
-        FProj,
-        {"fine": {"f": -14.7}, "first NaN": {"f": -14.8}, "at the clamp": {"f": -20.0}},
-        """import torch
-from flakit.cases import gate_drift, padding
-
-g = torch.nn.functional.logsigmoid(torch.tensor({f})).item() / 8
-x = padding.inputs(gate_drift.T, g)
-print("largest exponent", gate_drift.exponents("gsa", x["g"]).max().item())
-for name, tensor in padding.run(x).items():
-    print(name, "finite" if tensor.isfinite().all() else "lost")
-""",
-    ),
-}
+SKETCHES = {"mean_of_means": MeanOfMeans, "clipping": Clipping, "f_proj": FProj}
