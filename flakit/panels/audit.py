@@ -7,9 +7,8 @@ import ipywidgets as widgets
 
 from ..figures.audit import ElementsFigure
 from ..figures.canvas import Cell
-from ..instruments.audit import FAIL, LEFT_OUT, PASS, SECONDS, UNSUPPORTED, Audit, Verdict
+from ..instruments.audit import FAIL, LEFT_OUT, PASS, SECONDS, UNSUPPORTED, Audit, Elements, Verdict, elements
 from ..instruments.audit import audit as run_audit
-from ..instruments.elements import Elements, elements
 from ..instruments.report import figure_words, setting_words
 from ..instruments.subject import Subject, load
 from ..language import Words, label, speaking

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 import flakit
 from flakit import chunk_rwkv6
 from flakit.figures.canvas import Cell
-from flakit.instruments.elements import elements
+from flakit.instruments.audit import elements
 from flakit.instruments.probes import PROBES
 from flakit.panels import audit
 from flakit.panels.base import NARROW, WIDE
