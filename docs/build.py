@@ -129,10 +129,8 @@ def _solutions(titles):
     solved = {path: titles[path].removeprefix("Solutions: ") for path in SOLUTIONS}
     lines = "\n".join(f"- [{path.stem[:2]} {title}]({path.name})" for path, title in solved.items())
     tree = "\n".join(f"{path.stem[:2]} {title} <{path.stem}>" for path, title in solved.items())
-    return (
-        "# Solutions\n\nTo the exercises of the lessons. Every check in them comes out right, which the tests see "
-        f"to.\n\n{lines}\n\n```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
-    )
+    page = (ROOT / "docs" / "solutions" / "index.md").read_text()
+    return page.replace("{{list}}", lines).replace("{{tree}}", tree)
 
 
 def _write(path, content):

@@ -31,7 +31,7 @@ from .digits import UNIT, WORSE, Digits
 from .digits_shadow import Ledger, distance, relative
 from .digits_torch import MOST, Memory, judged
 from .digits_triton import TileDigits, _index, to_bfloat16
-from .trace_compiled_triton import Copies, is_descriptor
+from .trace_compiled_triton import Copies, bound, is_descriptor
 from .trace_record import Place, Trace
 from .trace_triton import InterpreterWatch, private_names
 
@@ -117,15 +117,13 @@ class _Programs:
             self._fn(**args)
 
 
-def interpret(
-    kernel: JITFunction, args: Sequence, kwargs: dict, grid: Sequence[int], programs: int = 1 << 40
-) -> _Programs:
-    """Interpret a launch of a compiled kernel on CPU tensors, for a limited number of its programs."""
+def interpret(kernel: JITFunction, arguments: dict, grid: Sequence[int], programs: int = 1 << 40) -> _Programs:
+    """Interpret a launch of a compiled kernel on CPU tensors by name, for a limited number of its programs."""
     names = private_names()
     with _ONE_LAUNCH, _interpreter(names) as runnable:
         fn = _Programs(runnable(kernel.fn), names.builder, grid, programs)
         parameters = list(inspect.signature(kernel.fn).parameters)
-        names.Grid(fn, parameters, tuple(grid), kernel.pre_run_hooks)(*args, **kwargs)
+        names.Grid(fn, parameters, tuple(grid), kernel.pre_run_hooks)(**arguments)
     return fn
 
 
@@ -266,26 +264,19 @@ class Comparison:
         return self._thread == threading.get_ident()
 
     def _launch(self, kernel, args, kwargs, grid, compiled):
-        parameters = inspect.signature(kernel.fn).parameters
-        kwargs = {name: x for name, x in kwargs.items() if name in parameters}
-        arguments = [*args, *kwargs.values()]
-        if callable(grid):
-            bound = inspect.signature(kernel.fn).bind_partial(*args, **kwargs)
-            bound.apply_defaults()
-            grid = grid(bound.arguments)
-        grid = tuple(int(n) for n in grid)
+        arguments, grid = bound(kernel, args, kwargs, grid)
         count = self._counts.setdefault(kernel.__name__, _Count())
         count.launches, count.of_programs = count.launches + 1, count.of_programs + int(np.prod(grid))
-        leaves = (x.base if is_descriptor(x) else x for x in tree_leaves(arguments))
+        leaves = (x.base if is_descriptor(x) else x for x in tree_leaves(list(arguments.values())))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if not self._affordable(kernel, count, tensors):
             out = compiled()
             self._taken_as_exact(tensors, tensors)
             return out
         before, after = Copies(on_host=True), Copies(on_host=True)
-        copied, named = [before.of(x) for x in args], {name: before.of(x) for name, x in kwargs.items()}
+        copied = {name: before.of(x) for name, x in arguments.items()}
         out = compiled()
-        self._interpret(kernel, copied, named, grid, count, before, after)
+        self._interpret(kernel, copied, grid, count, before, after)
         return out
 
     def _affordable(self, kernel, count: _Count, tensors: Sequence[Tensor]) -> bool:
@@ -295,7 +286,7 @@ class Comparison:
             self.digits.note(f"{kernel.__name__}: {words}")
         return not large and count.seconds < SECONDS
 
-    def _interpret(self, kernel, args, kwargs, grid, count: _Count, before: Copies, after: Copies) -> None:
+    def _interpret(self, kernel, arguments: dict, grid, count: _Count, before: Copies, after: Copies) -> None:
         tiles, start = self.tiles, time.monotonic()
         was = {id(x): before.storage(x).clone() for x in before.tensors}
         changed = [x for x in before.tensors if (_bits(was[id(x)], 1) != _bits(after.storage(x), 1)).any()]
@@ -307,7 +298,7 @@ class Comparison:
         known = tiles.judgements
         try:
             self._watch.install()
-            ran = interpret(kernel, args, kwargs, grid, PROGRAMS)
+            ran = interpret(kernel, arguments, grid, PROGRAMS)
             count.compared, count.programs = count.compared + 1, count.programs + len(ran.chosen)
             if ran.all:
                 self._elsewhere(kernel, before, after, was)

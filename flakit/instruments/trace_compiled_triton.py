@@ -8,7 +8,7 @@ and their reports are merged. A check that is in no such subset is not measured,
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass, replace
@@ -98,6 +98,14 @@ def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: d
             for outer in passed[name]:
                 definers += _definers(outer, caller, len(kernel.checks), kernel, sites)
     return definers
+
+
+def bound(kernel: JITFunction, args: Sequence, kwargs: dict, grid) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The arguments of a launch by name, without its options, and its grid."""
+    signature = inspect.signature(kernel.fn)
+    own = signature.bind(*args, **{name: x for name, x in kwargs.items() if name in signature.parameters})
+    own.apply_defaults()
+    return own.arguments, tuple(int(n) for n in (grid(own.arguments) if callable(grid) else grid))
 
 
 class Copies:
@@ -219,12 +227,8 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
         rewriting = rewritten(kernel)
         if not any(rewriting.kernel is own for own in ours):
             ours.append(rewriting.kernel)
-        parameters = inspect.signature(kernel.fn).parameters
-        bound = inspect.signature(kernel.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
-        bound.apply_defaults()
-        shape = grid(bound.arguments) if callable(grid) else grid
-        shape = tuple(int(n) for n in shape)
-        device = next((x.device for x in bound.arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
+        arguments, shape = bound(kernel, args, kwargs, grid)
+        device = next((x.device for x in arguments.values() if isinstance(x, Tensor)), torch.device("cuda"))
         before = Copies()
         copied, named = [before.of(x) for x in args], {name: before.of(x) for name, x in kwargs.items()}
         out = original(kernel, *args, grid=shape, warmup=False, **kwargs)
@@ -235,7 +239,7 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
             seen, apart = rewriting.buffer(shape, device), Copies()
             own = {name: apart.of(x) for name, x in named.items()}
             original(rewriting.with_part(part).kernel, seen, *map(apart.of, copied), grid=shape, warmup=False, **own)
-            other = [name for name, x in bound.arguments.items() if not alike(x, apart.of(before.of(x)))]
+            other = [name for name, x in arguments.items() if not alike(x, apart.of(before.of(x)))]
             return seen, other
 
         def compile_part(part: Part) -> None:
@@ -243,13 +247,13 @@ def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) ->
                 seen = rewriting.buffer(shape, device)
                 original(rewriting.with_part(part).kernel, seen, *copied, grid=shape, warmup=True, **named)
 
-        kind = tuple(x.dtype for x in bound.arguments.values() if isinstance(x, Tensor))
+        kind = tuple(x.dtype for x in arguments.values() if isinstance(x, Tensor))
         settled, not_measured = watch_parts(
             rewriting, rewriting.settled.get(kind, rewriting.parts), run_part, compile_part
         )
         rewriting.settled[kind] = [*settled, *not_measured]
         if settled:
-            read(trace, rewriting, rewriting.merged(list(settled.values())), shape, bound.arguments, memory)
+            read(trace, rewriting, rewriting.merged(list(settled.values())), shape, arguments, memory)
         if not_measured and rewriting.checks:
             places = {check.place for i, check in enumerate(rewriting.checks) for j, n in not_measured if i % n == j}
             lines = ", ".join(dict.fromkeys(place.short for place in sorted(places, key=lambda x: (x.file, x.line))))

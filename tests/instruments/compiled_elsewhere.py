@@ -25,7 +25,7 @@ def as_written(kernel, arguments: dict, grid) -> None:
     watch = InterpreterWatch(Trace(), {}, private_names(), TileDigits(digits, Ledger(digits), Memory()))
     watch.install()
     try:
-        interpret(kernel, (), arguments, grid)
+        interpret(kernel, arguments, grid)
     finally:
         watch.remove()
 
