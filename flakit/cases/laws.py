@@ -66,12 +66,9 @@ def state_variances(w: Tensor) -> Tensor:
     """Return the variance of the elements of each row of S_{t-1}, [B, T, H, K] float64, from the log decays w.
 
     For independent k and v of variance 1: c_0 = 0 and c_t = e^{2 w_{t-1}} c_{t-1} + 1, the effective number of tokens
-    that the row still holds.
+    that the row still holds. From the other end that is the recurrence of `gradient_variances`.
     """
-    factors, c = (2 * w.detach().double()).exp(), [torch.zeros_like(w[:, 0], dtype=torch.float64)]
-    for t in range(w.shape[1] - 1):
-        c.append(factors[:, t] * c[-1] + 1)
-    return torch.stack(c, 1)
+    return gradient_variances(w.flip(1), 0.0, 1.0).flip(1)
 
 
 def gradient_variances(w: Tensor, at_end: float, read: float) -> Tensor:

@@ -9,7 +9,7 @@ and the arrays of its picture. Its submodule `picture` is a `PictureModule`. Mod
 
 import difflib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -63,10 +63,6 @@ class Case:
     def title(self) -> str:
         """The first paragraph of the module's docstring."""
         return " ".join(self.module.__doc__.split("\n\n")[0].split()).removesuffix(".")
-
-    @property
-    def law(self) -> Callable:
-        return self.module.law
 
     @cached_property
     def knobs(self) -> dict[str, Knob]:

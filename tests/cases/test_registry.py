@@ -32,7 +32,7 @@ def test_every_case_is_listed_and_nothing_else():
 @pytest.mark.parametrize("name", CASES)
 def test_an_entry_is_complete(name):
     case = CASES[name]
-    assert case.name == name and case.law and case.reproduce and case.knobs
+    assert case.name == name and case.module.law and case.reproduce and case.knobs
     for line in (case.title, case.reported, case.measured):
         assert 10 < len(line) < 160 and "\n" not in line and not line.endswith("."), line
     assert all(thread.count("/") == 1 and thread.rpartition("#")[2].isdigit() for thread in case.threads)

@@ -130,7 +130,7 @@ def test_script_prints_what_the_panel_says(panel):
 
 
 def test_a_wrong_law_is_said(panels, monkeypatch):
-    panel, law = panels["masking"], panels["masking"].case.law
+    panel, law = panels["masking"], panels["masking"].case.module.law
     monkeypatch.setattr(panel.case.module, "law", lambda *args, **how: 1.1 * law(*args, **how))
     panel.redraw()
     assert "dw finite at w = -2.9: yes by the law, no measured. The two differ." in panel.text

@@ -276,7 +276,6 @@ class FatalBatch:
     exponent: float
     step: int
     loss: float
-    layer: str
     whole: Mapping[str, Tensor]
 
     @property
@@ -322,8 +321,7 @@ def _fatal(of: str) -> FatalBatch:
     do = cut.pop("do")
     place = {"sequence": sequence, "chunk": chunk, "head": head, "channel": channel, "token": token}
     return FatalBatch(
-        cut, do, state, text, **place, exponent=float(largest.max()), step=fatal_step(of), loss=step.loss,
-        layer=LAYER, whole=whole,
+        cut, do, state, text, **place, exponent=float(largest.max()), step=fatal_step(of), loss=step.loss, whole=whole,
     )  # fmt: skip
 
 

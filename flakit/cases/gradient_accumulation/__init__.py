@@ -258,11 +258,9 @@ def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
     return step(mixer=mixer, loop="plain", seed=seed)(1)
 
 
-def measured(
-    contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7", *, seed: int = 0
-) -> Accumulated:
+def measured(contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7") -> Accumulated:
     """Measure the counterpart of `law`: the trainer's contract against the plain loop."""
-    return cut(contract, accumulation, mixer, seed=seed).measured
+    return cut(contract, accumulation, mixer).measured
 
 
 PARTS = (1, 2, 4, 8, 16)

@@ -66,9 +66,7 @@ def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Ten
     return F.normalize(common + spread * own, dim=-1)
 
 
-def matrix(
-    alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int = 16, K: int = 64, seed: int = 0
-) -> Tensor:
+def matrix(alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int = 16, seed: int = 0) -> Tensor:
     """Return L [C, C], float64, of C tokens with a = -k, b = alpha k and a uniform natural-log decay w <= 0.
 
     alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two.
@@ -80,7 +78,7 @@ def matrix(
         raise ValueError(f"w: expected a natural-log decay <= 0, got {w!r}")
     if type(C) is not int or C < 2 or C & (C - 1):
         raise ValueError(f"C: expected a power of two from 2, got {C!r}")
-    k, t = keys(C, spread, K=K, seed=seed), torch.arange(C)
+    k, t = keys(C, spread, seed=seed), torch.arange(C)
     between = (t[:, None] - t[None, :] - 1).clamp(min=0).double()
     decay = torch.where(between > 0, (between * w).exp(), 1.0)  # 0 * -inf is NaN: no token lies between
     return -(alpha * (k @ k.mT) * decay).tril(-1)
