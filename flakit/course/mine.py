@@ -20,6 +20,7 @@ import builtins
 import dis
 import inspect
 import linecache
+import symtable
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -150,17 +151,8 @@ def _functions(text: str) -> dict[str, str]:
 
 def _known(text: str) -> set[str]:
     """Return the names that a module binds at top level."""
-    names = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(each.asname or each.name).partition(".")[0] for each in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        else:
-            names |= {
-                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            }
-    return names
+    symbols = symtable.symtable(text, FILE, "exec").get_symbols()
+    return {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
 
 
 def _with(function: Callable, text: str) -> str:

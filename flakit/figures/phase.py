@@ -213,7 +213,7 @@ def phase(
         raise ValueError(f"across: expected decays evenly spaced in their logarithm, got {sweep.axes[across]}")
     rows = sweep.axes[up]
     turned = list(sweep.axes) != [up, across]
-    share, error = (_worst(sweep, names, kind) for kind in _KINDS)
+    share, error = (worst(sweep, names, kind) for kind in _KINDS)
     share, error = (None if x is None else (x.T if turned else x)[:, order] for x in (share, error))
     limits = [np.nan] * len(rows) if law is None else [law(x) for x in rows] if callable(law) else list(law)
     title = WORDS.say("where" if error is None else "how wrong", what=tensor or WORDS["every"])
@@ -231,8 +231,9 @@ def phase(
 _KINDS = {"finite": np.min, "l2": np.max}
 
 
-def _worst(sweep: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
-    """Return the lowest share of finite values, or the largest error, over several tensors; None if not measured."""
+def worst(sweep: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
+    """Return the lowest share of finite values ("finite"), or the largest error ("l2"), over several tensors; None if
+    not measured."""
     grids = [sweep.grids[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in sweep.grids]
     return _KINDS[kind](grids, axis=0) if grids else None
 

@@ -96,14 +96,12 @@ def matrices(
     return picture
 
 
-def _row(
-    picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, most: int = 0, right: float = 0.75
-) -> Maps:
-    """Return maps that fill the width of a picture; most: leave room for this many. bad: whether to add a legend of
-    hatched cells. right: inches for the colour bar."""
+def _row(picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, bad: bool, right: float = 0.75) -> Maps:
+    """Return maps that fill the width of a picture. bad: whether to add a legend of hatched cells. right: inches for
+    the colour bar."""
     left, gap, top, bottom = 0.63, 0.2, 0.55 if bad else 0.33, 0.5
     width, height = picture.figure.get_size_inches()
-    across = (width - left - right + gap) / max(len(maps), most, 2) - gap
+    across = (width - left - right + gap) / max(len(maps), 2) - gap
     if bad:
         picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
     size = across, height - top - bottom

@@ -37,7 +37,7 @@ _ROWS = 9
 
 NAMES = tuple(case.SHORT.get(name, name) for name in TENSORS)
 """The tensors as knobs and as columns."""
-_LABELS = {"S_T": "$S_T$", "dS_0": "$dS_0$"}
+_LABELS = [{"S_T": "$S_T$", "dS_0": "$dS_0$"}.get(name, name) for name in NAMES]
 
 
 def fingerprint(
@@ -59,7 +59,7 @@ def fingerprint(
         ]
         alt = WORDS.say("matrix", known=len(known), n=len(CAUSES), tensors=", ".join(NAMES))
         picture = Picture(0.75 + len(lines) * ROW, alt, width=WIDTH)
-        Fingerprint(picture, [_LABELS.get(name, name) for name in NAMES], len(lines)).update(lines)
+        Fingerprint(picture, _LABELS, len(lines)).update(lines)
         return picture
 
 
@@ -95,8 +95,7 @@ class Diagnosis(Panel):
         return case.diagnose(seen) if seen else [Fit(row, 0, 0, (), True) for row in case.fingerprint().values()]
 
     def draw(self, result, **setting) -> None:
-        names = [_LABELS.get(name, name) for name in NAMES]
-        figure = self.figure(lambda width: Fingerprint(Canvas(width, 1.14 + _ROWS * ROW), names, _ROWS, seen=True))
+        figure = self.figure(lambda width: Fingerprint(Canvas(width, 1.14 + _ROWS * ROW), _LABELS, _ROWS, seen=True))
         seen = [None if setting[name] == UNSEEN else setting[name] for name in NAMES]
         figure.update([_line(fit.row, fit) for fit in result[:_ROWS]], seen)
         self.canvas = figure.canvas

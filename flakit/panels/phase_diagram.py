@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..cases import anchor
-from ..figures.phase import Map, PhaseFigure
+from ..figures.phase import Map, PhaseFigure, worst
 from ..language import Words, speaking
 from ..numerics.evaluate import truth
 from ..numerics.inputs import inputs
@@ -130,15 +130,14 @@ class PhaseDiagram(Panel):
 
     def compute(self, op, tensor, **setting) -> Map:
         key = _key(op=op, **setting)
-        fine = self._fine.get(key)
-        swept, law = fine or _coarse(key)
+        swept, law = self._fine.get(key) or _coarse(key)
         names = tensors(op) if tensor == ANY else (tensor,)
         rows, decay = swept.axes.values()
         return Map(
             rows=rows,
             decay=np.array(decay),
-            share=np.min([swept[f"{name}.finite"] for name in names], axis=0),
-            error=np.max([swept[f"{name}.l2"] for name in names], axis=0) if fine else None,
+            share=worst(swept, names, "finite"),
+            error=worst(swept, names, "l2"),
             law=np.array([min(limits[name] for name in names) for limits in law]),
         )
 

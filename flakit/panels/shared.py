@@ -94,9 +94,9 @@ _COLUMNS = {"K": "channel of k", "V": "column of v", "M": "slot"}
 _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
 
 
-def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
+def scheme_knobs() -> dict[str, widgets.Widget]:
     """Return knobs "scheme", "mask" and "dtype"; "mask" offers the modes that apply to the scheme."""
-    schemes = knobs.choice(scheme, {each.label: each.name for each in anchor.SCHEMES.values()}, "anchor")
+    schemes = knobs.choice("none", {each.label: each.name for each in anchor.SCHEMES.values()}, "anchor")
     mask = knobs.choice(RIGHT, _MASKS, "mask")
     dtype = knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype")
 
@@ -109,7 +109,7 @@ def scheme_knobs(scheme: str = "none") -> dict[str, widgets.Widget]:
             mask.value = value if value in allowed else RIGHT
 
     schemes.observe(lambda change: offer(change.new), "value")
-    offer(scheme)
+    offer("none")
     return {"scheme": schemes, "mask": mask, "dtype": dtype}
 
 
