@@ -1,4 +1,4 @@
-"""Pictures of what the instruments detect: faults against probes, planted losses of digits against the lines named."""
+"""A picture of planted losses of digits against the lines that the trace names."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,41 +7,7 @@ from typing import NamedTuple
 from matplotlib.patches import Rectangle
 
 from flakit.figures import style
-from flakit.figures.audit import FAIL, PASS
 from flakit.figures.plots import Picture
-
-
-def audit_matrix(verdicts: Mapping[str, Mapping[str, str]]) -> Picture:
-    """Draw a row per fault and a column per probe: a cross where the probe fails, a dot where it passes.
-
-    verdicts: by fault and probe. A line separates the kernels at the end that pass every probe."""
-    probes = list(next(iter(verdicts.values())))
-    missed = sum(FAIL not in row.values() for row in verdicts.values())
-    alt = f"{len(verdicts)} kernels and {len(probes)} probes: {len(verdicts) - missed} of them fail at least one."
-    height = 1.5 + 0.19 * len(verdicts)
-    picture = Picture(height, alt, width=9.6)
-    with style.context():
-        ax = picture.figure.add_axes((0.3, 0.1 / height, 0.62, 1 - 1.3 / height))
-        ax.set(xlim=(-0.5, len(probes) - 0.5), ylim=(len(verdicts) - 0.5, -0.5))
-        ax.xaxis.tick_top()
-        ax.set_xticks(range(len(probes)), probes, rotation=60, ha="left", rotation_mode="anchor", fontsize=8)
-        ax.set_yticks(range(len(verdicts)), list(verdicts), fontsize=8)
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
-        for x in range(len(probes)):
-            ax.axvline(x, color=style.EMPTY, linewidth=0.4, zorder=0)
-        failing = max((y for y, row in enumerate(verdicts.values()) if FAIL in row.values()), default=-1)
-        if 0 <= failing < len(verdicts) - 1:  # kernels that pass every probe
-            ax.axhline(failing + 0.5, color=style.BLACK, linewidth=1.2)
-        for y, row in enumerate(verdicts.values()):
-            ax.axhline(y, color=style.EMPTY, linewidth=0.5, zorder=0)
-            for x, verdict in enumerate(row.values()):
-                if verdict == FAIL:
-                    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color="#F9E3D3", linewidth=0, zorder=1))
-                    ax.plot([x], [y], "x", color=style.BROKEN, ms=6, mew=1.8)
-                elif verdict == PASS:
-                    ax.plot([x], [y], ".", color=style.GREEN, ms=4)
-    return picture
 
 
 class Cell(NamedTuple):

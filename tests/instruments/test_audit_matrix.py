@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import flakit
+from flakit.figures.audit import matrix
 from flakit.instruments.probes import PROBES
 from tests.instruments.kernels import RIGHT, WRONG
-from tests.instruments.matrices import audit_matrix
 from tests.instruments.planted import PLANTED
 from tests.instruments.test_audit import MEMORY
 
@@ -35,7 +35,7 @@ def test_every_other_probe_finds_a_fault(probe):
 
 def test_matrix_says_how_many_are_found():
     rows = {"a fault": {"truth": "fail", "packed": "not supported"}, "none": {"truth": "pass", "packed": "pass"}}
-    picture = audit_matrix(rows)
+    picture = matrix(rows)
     assert picture.alt == "2 kernels and 2 probes: 1 of them fail at least one." and picture.png()
 
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     from docs.execute import smaller
 
     rows = {name: verdicts(op, kernel) for name, (op, kernel) in {**FAULTS, **RIGHT}.items()}
-    small = smaller(base64.b64encode(audit_matrix(rows).png()).decode())
+    small = smaller(base64.b64encode(matrix(rows).png()).decode())
     Path(sys.argv[1]).write_bytes(base64.b64decode(small))
     for name, row in rows.items():
         print(f"{name:40} {', '.join(probe for probe, verdict in row.items() if verdict == 'fail') or '-'}")
