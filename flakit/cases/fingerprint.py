@@ -34,8 +34,8 @@ from . import (
 )
 from .anchor.schemes import Products, Scheme
 from .clamping import BOUND
-from .device import on_cpu
 from .final_state_gradient import ignored
+from .laws import on_cpu
 
 WORDS = Words() | {
     "what": {

@@ -34,8 +34,7 @@ from .anchor import SCHEMES, Worst, law, worst
 from .anchor.operators import OPERATORS
 from .decay_files import checked
 from .decay_files import layers as load_layers
-from .device import on_cpu
-from .laws import LN_MAX
+from .laws import LN_MAX, on_cpu
 
 WORDS = Words() | {
     "gone": {0: "Decays of this size are -inf in {dtype}", 1: "1 decay is -inf", 2: "{n} decays are -inf"},

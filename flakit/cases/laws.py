@@ -1,7 +1,8 @@
-"""Shared by all cases: floating-point limits, the search for an onset, and the rows of a case's numbers."""
+"""Shared by all cases: floating-point limits, the rows of a case's numbers, devices, and the search for an onset."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +47,15 @@ class Measured:
     """One setting of a case's knobs: its numbers. Each case's `Shown` adds the arrays of its picture."""
 
     rows: list[Row]
+
+
+def on_cpu() -> AbstractContextManager:
+    """Allocate tensors on the CPU inside the block, whatever `torch.set_default_device` says.
+
+    If the CPU is the default this is a null context: PyTorch's context intercepts every call, which costs as much as a
+    small operation.
+    """
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def kernel_place() -> tuple[str, str]:

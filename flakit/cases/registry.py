@@ -16,9 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from ..language import Words
-from .device import on_cpu
 from .knobs import Knob, knobs_of
-from .laws import Measured, Row
+from .laws import Measured, Row, on_cpu
 
 if TYPE_CHECKING:  # a case runs without matplotlib
     from ..figures.drawing import Drawing

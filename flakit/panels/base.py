@@ -27,7 +27,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from ..cases.device import on_cpu
+from ..cases.laws import on_cpu
 from ..figures.canvas import FOR_LIGHT, Cell
 from ..language import Words, current, label, say, speaking, tight
 from ..numerics.evaluate import one_thread
