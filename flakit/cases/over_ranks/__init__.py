@@ -124,18 +124,18 @@ def show(
     states = [first]
     for own in slices[:-1]:
         states.append(run(own, states[-1], None)[1])
-    entering = {}
+    arriving = {}
     for wrong in (True, False):
         D = [torch.zeros(1, H, K, K, dtype=torch.float64)]
         for own in reversed(slices[1:]):
             factor, dN = pre_pass(r[:, own], gate[:, own], do[:, own], wrong=wrong and fault == FAULTS[0])
             D.append(factor * D[-1] + dN)
-        entering[wrong] = D[::-1]
-    results = [run(own, S, D) for own, S, D in zip(slices, states, entering[True], strict=True)]
+        arriving[wrong] = D[::-1]
+    results = [run(own, S, D) for own, S, D in zip(slices, states, arriving[True], strict=True)]
     o, dv = (torch.cat([each[n] for each in results], 1) for n in (0, 2))
     dfirst = torch.zeros_like(first) if fault == FAULTS[1] else results[0][3]
     off = [
-        [relative_l2(a[0, h], b[0, h]) if b.any() else 0.0 for a, b in zip(*entering.values(), strict=True)]
+        [relative_l2(a[0, h], b[0, h]) if b.any() else 0.0 for a, b in zip(*arriving.values(), strict=True)]
         for h in range(H)
     ]
     entering, outputs, initial = torch.tensor(off), relative_l2(o, true_o), relative_l2(dfirst, true_dfirst)
