@@ -380,6 +380,11 @@ class Program:
         for memory, here, index in self._accesses(pointer, mask):
             memory[index] = value[here]
 
+    def atomic_add(self, pointer: Tile, value, mask=None, **hints) -> Tile:
+        before = self.load(pointer, mask)
+        self.store(pointer, before + value, mask)
+        return before
+
     def allocate_shared_memory(self, dtype, shape, layout, value: Tile | None = None) -> Shared:
         shared = Shared(_undefined(shape, _TORCH[dtype]))
         if value is not None:

@@ -159,6 +159,20 @@ def test_a_pointer_into_one_of_two_tensors():
 
 
 @gluon.jit
+def positive_kernel(x, positive):
+    i = gl.program_id(0)
+    if gl.load(x + i) > 0:
+        gl.store(positive + 1 + gl.atomic_add(positive, 1), i)
+
+
+def test_programs_append_to_a_list():
+    x = torch.tensor([1, -1, 0, 2, 3], dtype=torch.int32)
+    positive = torch.tensor([0, -1, -1, -1, -1, -1], dtype=torch.int32)
+    launch(positive_kernel, (5,), x, positive)
+    assert positive.tolist() == [3, 0, 3, 4, -1, -1]
+
+
+@gluon.jit
 def copy_kernel(x, out, there, GROUPS: gl.constexpr, WAITS: gl.constexpr, STORES: gl.constexpr):
     """Copy `there` elements of x to out by way of shared memory. GROUPS: of copies, of which all but WAITS wait."""
     i = gl.arange(0, N, LINE)

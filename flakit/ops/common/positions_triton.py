@@ -91,11 +91,13 @@ def locate_part(i_p, sequence_of_part, parts_before, cu_seqlens, chunks_before, 
 
 @triton.jit
 def locate_program(T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H: tl.constexpr, C: tl.constexpr,
-                   PACKED: tl.constexpr):  # fmt: skip
+                   PACKED: tl.constexpr, program=None):  # fmt: skip
     """Return this program's part of L chunks (`bands_triton.Parts.where`), its sequence and its head; the part's first
     row and the end of the sequence; its first chunk and number of chunks; whether it is the sequence's first, and its
-    last."""
-    i_p, i_h = tl.program_id(0) // H, tl.program_id(0) % H
+    last. program: another program's index, to return its place."""
+    if program is None:
+        program = tl.program_id(0)
+    i_p, i_h = program // H, program % H
     if PACKED:
         i_n = tl.load(sequence_of_part + i_p)
         begin, end = rows_of(i_n, cu_seqlens, T, PACKED)

@@ -38,8 +38,9 @@ where "i after t" is t <= i for r_i and t < i for a_i.
 
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
 
-On Hopper GPUs, `backward_gluon` takes the place of the backward kernel for bfloat16 heads of 64 channels: one kernel
-walks the chunks for D and y alone, others compute the gradients of all chunks in parallel.
+On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel in the
+place of `forward_kernel`; backward, one that walks the chunks for D and y alone, and others that compute the gradients
+of all chunks in parallel.
 """
 
 from functools import cached_property
@@ -593,6 +594,13 @@ def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...]
     return _Plan(r, v, packing).saved_shapes
 
 
+def _takes_gluon(r, w, k, v, a, b, o, *saved) -> bool:
+    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
+    inputs = r, w, k, v, a, b, o
+    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in inputs)
+    return fits and runs_gluon(*inputs, *saved)
+
+
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing)
@@ -635,19 +643,17 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
         plan.last_visited(written, True).add_(_product(first_products, first, False))
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
-    forward_kernel[(plan.parts * H,)](
-        r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores, first, final_state, scale, *where,
-        V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state, PACKED=plan.packed,
-        **launch_options("rwkv7.fused.forward", r),
-    )  # fmt: skip
+    tensors = r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores
+    if _takes_gluon(*tensors):
+        from . import forward_gluon
+
+        forward_gluon.outputs(plan, tensors, first, final_state, scale, where, keep)
+    else:
+        forward_kernel[(plan.parts * H,)](
+            *tensors, first, final_state, scale, *where, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None,
+            WANTS_LAST=output_final_state, PACKED=plan.packed, **launch_options("rwkv7.fused.forward", r),
+        )  # fmt: skip
     return o, final_state, (states, units, scores, others)
-
-
-def _takes_gluon(r, w, k, v, a, b, do, *saved) -> bool:
-    """Return whether `backward_gluon` computes these gradients."""
-    inputs = r, w, k, v, a, b, do
-    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in inputs)
-    return fits and runs_gluon(*inputs, *saved)
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
@@ -661,13 +667,21 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     where, last, deferred = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)
     if deferred:
         last = None
+    inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
+    saved = *plan.states_and_v2(states), units, scores, mild
+    takes_gluon = _takes_gluon(*inputs, do, *saved)
+    if takes_gluon:
+        from . import backward_gluon
     if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
-        carry_grads_kernel[(plan.parts * H,)](
-            r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
-            HAS_LAST=last is not None, ALL_PARTS=deferred, PACKED=plan.packed,
-            **launch_options("rwkv7.fused.carry_grads", r),
-        )  # fmt: skip
+        if takes_gluon:
+            backward_gluon.carry_grads(plan, inputs, do, scores, last, written, scale, where)
+        else:
+            carry_grads_kernel[(plan.parts * H,)](
+                r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
+                HAS_LAST=last is not None, ALL_PARTS=deferred, PACKED=plan.packed,
+                **launch_options("rwkv7.fused.carry_grads", r),
+            )  # fmt: skip
     if deferred and plan.several:
         (last,) = dfinal_state(None, [plan.leaving(products, written, where, reverse=True)])()
         plan.last_visited(written, False).add_(_product(plan.last_visited(products, False), last, True))
@@ -675,11 +689,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
-    inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
-    saved = *plan.states_and_v2(states), units, scores, mild
-    if _takes_gluon(*inputs, do, *saved):
-        from . import backward_gluon
-
+    if takes_gluon:
         backward_gluon.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
     else:
         backward_kernel[(plan.parts * plan.H,)](

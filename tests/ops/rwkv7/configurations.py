@@ -28,7 +28,7 @@ class Launches(Configuration):
 
 
 class OnHopper(Launches):
-    """Where the gradients are computed by `backward_gluon`."""
+    """Where `forward_gluon` and `backward_gluon` compute."""
 
     def run(self):
         with mock.patch.object(fused, "_takes_gluon", lambda *tensors: True):
@@ -55,7 +55,8 @@ CONFIGURATIONS = {
     "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "f16-wf32-T600-K40-V56-states-fused": Launches(fused, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V64-gluon": OnHopper(fused, bf16, 64, 64),
-    "bf16-K64-V64-packed-states-gluon": OnHopper(fused, bf16, 64, 64, packed=True, states=True, only="grads"),
+    "bf16-K64-V64-packed-states-gluon": OnHopper(fused, bf16, 64, 64, packed=True, states=True),
+    "bf16-T4096-H1-K64-V64-gluon": OnHopper(fused, bf16, 64, 64, T=4096, H=1, only="chain"),  # in parts
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),

@@ -1,4 +1,4 @@
-"""RWKV7's backward in Gluon, through the public function, against float64: emulated on CPU tensors, and on a GPU.
+"""RWKV7 in Gluon, through the public function, against float64: emulated on CPU tensors, and on a GPU.
 
 The emulator tests what the kernels compute and access; only a Hopper GPU tests their layouts and barriers.
 """
@@ -14,7 +14,9 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
+import flakit
 from flakit.numerics.evaluate import evaluate
+from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import kernel_triton, validation
 from flakit.ops.common.dispatch import interpreted
 from flakit.ops.rwkv7 import api, backward_gluon, fused_chunk_triton
@@ -24,7 +26,7 @@ from tests.ops.settings import Setting, make
 
 GRADIENTS = "dr", "dw", "dk", "dv", "da", "db"
 SETTING = Setting(T=40, K=64, V=64, decay="model", dtype="bfloat16", op="rwkv7", H=1)
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.together("RWKV7's backward in Gluon")])
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.together("RWKV7 in Gluon")])
 ON_GPU = pytest.mark.parametrize("device", [CUDA], indirect=True)
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="the emulator runs kernels that are not interpreted")
@@ -62,19 +64,27 @@ def test_states_and_packed_sequences(device, states, packing):
     checked(device, T=70, H=2, states=states, packing=packing, B=2 if packing == "none" else 1)
 
 
-@pytest.mark.parametrize("packing", ["none", "ragged"])
-@pytest.mark.parametrize("segment", [2, 4, 8])
-def test_parts_in_segments(device, monkeypatch, packing, segment):
-    """Sequences cut into parts of eight chunks, and these into segments of `segment`."""
-    monkeypatch.setattr(backward_gluon, "SHORTEST_SEGMENT", segment)
-    monkeypatch.setattr(backward_gluon, "MOST_AT_ONCE", 1)
-    checked(device, T=300, states="both", packing=packing)
+@pytest.mark.parametrize("packing", ["none", "packed", "ragged"])
+@pytest.mark.parametrize("T", [300, 512])
+def test_parts(device, packing, T):
+    """Sequences cut into parts of eight chunks."""
+    checked(device, T=T, states="both", packing=packing)
+
+
+@pytest.mark.parametrize("T, H", [(17, 2), (300, 1)])
+def test_outputs_without_gradients(device, T, H):
+    """The same bits, without what the backward needs, for a sequence in one part and in three."""
+    made, _ = make(replace(SETTING, T=T, H=H, states="both"), device)
+    kept = evaluate("rwkv7", made)
+    with torch.no_grad():
+        out = flakit.chunk_rwkv7(**OPERATORS["rwkv7"].leaves(made), output_final_state=True)
+    assert torch.equal(out.o, kept["o"]) and torch.equal(out.final_state, kept["final_state"])
 
 
 @ON_GPU
 @pytest.mark.parametrize("B, T, H", [(1, 600, 2), (1, 4096, 2), (20, 600, 2), (70, 50, 2), (40, 4096, 2)])
 def test_few_heads_and_many(device, B, T, H):
-    """Many heads walk whole sequences; of the most, chunks take turns in segments."""
+    """Many heads walk whole sequences."""
     checked(device, B=B, T=T, H=H, states="both")
 
 
@@ -140,9 +150,20 @@ def test_every_run_and_a_captured_graph_give_the_same_bits(device, decay):
         assert torch.equal(x, again[name]) and torch.equal(x, captured[name]), name
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_programs_share_the_list_of_steep_chunks(monkeypatch, device, count):
+    """Fewer chunks than programs, more, and none."""
+    monkeypatch.setattr(backward_gluon, "STEEP_PROGRAMS", 4)
+    made, arriving = make(replace(SETTING, T=320, H=2), device)
+    made["w"][0, : 16 * ((count + 1) // 2) : 16, 0] = -20.0
+    made["w"][0, : 16 * (count // 2) : 16, 1] = -20.0
+    check(evaluate("rwkv7", made, arriving=arriving), true_values(made, arriving, "rwkv7"), made)
+
+
 @pytest.mark.parametrize("B, T, H", [(8, 4096, 32), (1, 4096, 1), (2, 600, 40), (1, 2**20, 2), (64, 128, 64)])
-def test_segments_and_memory(monkeypatch, B, T, H):
-    """The last segment is first; D and y of all chunks are never in memory at once, 0.09 GiB at most."""
+def test_memory(monkeypatch, B, T, H):
+    """Each kernel is launched once. Beside the gradients there is memory for D of unfinished chunks, and for the list
+    of steep chunks."""
     monkeypatch.setattr(fused_chunk_triton, "_takes_gluon", lambda *tensors: True)
     tensors = [torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(6)]
     saved = fused_chunk_triton.saved_shapes(*tensors, None, 0)
@@ -150,19 +171,16 @@ def test_segments_and_memory(monkeypatch, B, T, H):
     launches = []
 
     def run(kernel, *args, grid, warmup, **options):
-        launches.append((kernel.fn.__name__, grid, dict(zip(kernel.arg_names, args, strict=False))))
+        launches.append((kernel.fn.__name__, dict(zip(kernel.arg_names, args, strict=False)), options))
 
     with patch.object(JITFunction, "run", run):
         fused_chunk_triton.backward(*tensors, 1.0, None, None, 0, saved, torch.empty_like(tensors[3]), None)
-    chains = [(grid, args) for name, grid, args in launches if name == "chain_kernel"]
-    names = [name for name, *_ in launches if name in ("chain_kernel", "grads_kernel", "steep_grads_kernel")]
-    assert names == ["chain_kernel", "grads_kernel", "steep_grads_kernel"] * len(chains)
-    L, chunks = chains[0][1]["L"], chains[0][1]["chunks"]
-    assert [args["skipped"] for _, args in chains] == [*range(0, L, chunks)][::-1]
-    (programs,) = chains[0][0]
-    assert chunks <= max(8, 8192 // programs + 2)
-    if programs <= 1024:
-        assert sum(chains[0][1][name].nbytes for name in ("D", "y", "units")) <= 0.09 * 2**30
+    (gradients,) = [n for n, (*_, options) in enumerate(launches) if options.get("KEEP")]
+    names = [name for name, *_ in launches]
+    assert names[gradients:] == ["chain_kernel", "grads_kernel", "steep_grads_kernel"]
+    _, args, _ = launches[gradients]
+    assert args["tails"].nbytes == (B * H * 2**13 if T % 16 else 0)
+    assert args["steep"].nbytes <= B * H * T // 2 + 2**10
 
 
 class OnGPU(NamedTuple):

@@ -1,0 +1,330 @@
+"""The walk over chunks of RWKV7's backward on Hopper GPUs, in Gluon, for `backward_gluon`, which explains D, y and
+their units; and what `forward_gluon` shares with it.
+
+**The pipeline.** A program walks the chunks of a part. While one chunk is processed, the next one's operands are
+computed, the rows of the one after are copied to shared memory, and the results of the one before are copied from
+there. All buffers are double, and the warps meet at one barrier a chunk.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from ..common.bands_gluon import (
+    BAND,
+    FLAT,
+    FOUR,
+    LEFT,
+    NUM_WARPS,
+    PLAIN,
+    RIGHT,
+    ROWS,
+    SQUARE,
+    SWIZZLED,
+    SWIZZLED_16,
+    gluon_kernel,
+    split,
+    store_split,
+    to_half,
+)
+from ..common.bands_triton import CHANNELS, CHUNK, clamped_decay
+from ..common.blocks_triton import exp
+from ..common.launch import TABLE
+from ..common.positions_triton import locate_program
+from .fused_chunk_triton import UNITS
+
+
+def options(kernel: str, H: int) -> dict:
+    """Return the keyword arguments that every kernel of this kind takes."""
+    return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv7.fused.{kernel}", "16-bit"].maxnreg)
+
+
+C = tl.constexpr(CHUNK)
+D_SIZE = tl.constexpr(CHANNELS * CHANNELS)
+Y_SIZE = tl.constexpr(CHUNK * CHANNELS)
+A_SIZE = tl.constexpr(2 * CHUNK * CHUNK)
+"""Elements of a chunk's scores: two matrices."""
+UNITS_SIZE = tl.constexpr(UNITS)
+
+
+# --- what all kernels share ---
+
+
+@gluon.jit
+def allocate_pair(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return shared-memory buffers for the two parts of a split operand."""
+    high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
+    return high, gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
+
+
+@gluon.jit
+def load_pair(pair):
+    """Load both parts of a right operand."""
+    high, low = pair
+    return high.load(RIGHT), low.load(RIGHT)
+
+
+@gluon.jit
+def load_pair_transposed(pair):
+    """Load both parts of a right operand, transposed."""
+    high, low = pair
+    return high.permute([1, 0]).load(RIGHT), low.permute([1, 0]).load(RIGHT)
+
+
+@gluon.jit
+def store_pair(pair, x):
+    """Split float32 x into the two parts of an operand and store them."""
+    high, low = pair
+    store_split(high, low, x)
+
+
+@gluon.jit
+def store_band_maxima(s_largest, b_D):
+    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
+    s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
+
+
+@gluon.jit
+def unit_of(largest):
+    """Return the power of two for which largest / unit is in [2^13, 2^14), but at least 2^-119. For infinity or NaN
+    return NaN, which makes the whole tile NaN: an infinite unit would turn its finite numbers into zeros."""
+    exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
+    unit = gl.maximum(exponent, 0x0A800000) - 0x06800000
+    return gl.where(exponent == 0x7F800000, 0x7FC00000, unit).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def inverse(unit):
+    """Return 1 / unit, exactly: unit is a power of two."""
+    return (0x7F000000 - unit.to(gl.int32, bitcast=True)).to(gl.float32, bitcast=True)
+
+
+@triton.jit
+def pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, v, k, H: tl.constexpr):
+    """Return pointers to D [64 (v), 64 (k)] of a chunk with this number of rows, at indices v [64, 1] and k [1, 64].
+    base: offset of the chunk's first row in dr; tail: index of its sequence and head in tails."""
+    x = tl.where(v < 32, tl.where(v < 16, dr, dk), tl.where(v < 48, dv, da)) + (base + v % C * (H * 64))
+    x = x.to(tl.pointer_type(tl.float16), bitcast=True)
+    return tl.where(rows >= C, x, tails + tail * D_SIZE + v * 64) + k
+
+
+# --- the chain ---
+
+
+@gluon.jit
+def allocate_rows():
+    """Return shared-memory buffers for one chunk: rows of w, r, a, b and do, and the matrix that holds N and U."""
+    s_w = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
+    s_r = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
+    s_a = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
+    s_b = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
+    s_do = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
+    s_A = gl.allocate_shared_memory(gl.float32, [16, 16], PLAIN)
+    return s_w, s_r, s_a, s_b, s_do, s_A
+
+
+@gluon.jit
+def allocate_operands():
+    """Return shared-memory buffers for one chunk's operands: r*, a*, b*, N^T and U, each split, and e^{total}."""
+    s_r, s_a, s_b = allocate_pair(16, 64, SWIZZLED), allocate_pair(16, 64, SWIZZLED), allocate_pair(16, 64, SWIZZLED)
+    s_N, s_U = allocate_pair(16, 16, SWIZZLED_16), allocate_pair(16, 16, SWIZZLED_16)
+    return s_r, s_a, s_b, s_N, s_U, gl.allocate_shared_memory(gl.float32, [64], FLAT)
+
+
+@gluon.jit
+def allocate_results():
+    """Return shared-memory buffers in which D and y of one chunk wait to be written to global memory."""
+    s_D = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
+    s_y = gl.allocate_shared_memory(gl.float16, [16, 64], SWIZZLED)
+    return s_D, s_y
+
+
+@gluon.jit
+def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
+    """Start the asynchronous copy of a chunk's rows, and of its N and U, to shared memory. base: offset of the first
+    row in r. i: index of the chunk and head in `scores`. rows: number of rows to read; the others become zeros."""
+    s_w, s_r, s_a, s_b, s_do, s_A = buffers
+    o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
+    o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+    o, m = base + o_t * (H * 64) + o_d, o_t < rows
+    async_copy.async_copy_global_to_shared(s_w, w + o, mask=m)
+    async_copy.async_copy_global_to_shared(s_r, r + o, mask=m)
+    async_copy.async_copy_global_to_shared(s_a, a + o, mask=m)
+    async_copy.async_copy_global_to_shared(s_b, b + o, mask=m)
+    async_copy.async_copy_global_to_shared(s_do, do + o, mask=m)
+    o_i = gl.arange(0, 16, gl.SliceLayout(1, SQUARE))[:, None]
+    o_j = gl.arange(0, 16, gl.SliceLayout(0, SQUARE))[None, :]
+    p_A = scores + i * A_SIZE + A_SIZE // 2 + o_i * 16 + o_j
+    async_copy.async_copy_global_to_shared(s_A, p_A, mask=(o_i >= 0) & (rows > 0))
+    async_copy.commit_group()
+
+
+@gluon.jit
+def prepare(buffers, operands, scale):
+    """Compute a chunk's `operands` from its `buffers`: r*, a*, b*, N^T and U, each split, and e^{total}. Return do^T as
+    a left operand."""
+    # Tiles [16, 64] are not transposed here: each warp holds 16 channels as columns.
+    COLUMNS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
+    COLUMNS_LEFT: gl.constexpr = gl.DotOperandLayout(0, COLUMNS, 2)
+    COLUMNS_RIGHT: gl.constexpr = gl.DotOperandLayout(1, COLUMNS, 2)
+    s_w, s_r, s_a, s_b, s_do, s_A = buffers
+    o_r, o_a, o_b, o_N, o_U, s_total = operands
+    t = gl.arange(0, 16, gl.SliceLayout(1, COLUMNS_LEFT))[:, None]
+    u = gl.arange(0, 16, gl.SliceLayout(0, COLUMNS_LEFT))[None, :]
+    b_w = clamped_decay(s_w.load(COLUMNS_RIGHT))
+    zero = gl.zeros([16, 64], gl.float32, COLUMNS)
+    upto = mma_v2((u <= t).to(gl.float32).to(gl.bfloat16), b_w, zero)
+    before = mma_v2((u < t).to(gl.float32).to(gl.bfloat16), b_w, zero)
+    after = mma_v2((u > t).to(gl.float32).to(gl.bfloat16), b_w, zero)
+    total = mma_v2((u + t >= 0).to(gl.float32).to(gl.bfloat16), b_w, zero)
+    s_total.store(exp(gl.max(total, 0)))  # all rows are equal
+    store_pair(o_r, s_r.load(COLUMNS).to(gl.float32) * (exp(upto) * scale))
+    store_pair(o_a, s_a.load(COLUMNS).to(gl.float32) * exp(before))
+    store_pair(o_b, s_b.load(COLUMNS).to(gl.float32) * exp(after))
+    i = gl.arange(0, 16, gl.SliceLayout(1, SQUARE))[:, None]
+    j = gl.arange(0, 16, gl.SliceLayout(0, SQUARE))[None, :]
+    b_A = s_A.load(SQUARE)
+    store_pair(o_N, gl.where(j >= i, b_A, 0.0))
+    store_pair(o_U, gl.where(j < i, b_A, gl.where(j == i, 1.0, 0.0)))
+    return s_do.permute([1, 0]).load(LEFT)
+
+
+@gluon.jit
+def write_results(grads, tails, results, base, tail, rows, H: gl.constexpr):
+    """Copy D and y of a chunk from shared to global memory, unless it has no rows; base, tail and rows: as in
+    `pointers_of_D`."""
+    dr, dw, dk, dv, da, db = grads
+    s_D, s_y = results
+    o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
+    o_v = gl.arange(0, 64, gl.SliceLayout(1, ROWS))[:, None]
+    o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+    p_D = pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, o_v, o_d, H)
+    gl.store(p_D, s_D.load(ROWS), mask=(o_v >= 0) & (rows > 0))
+    p_y = db.to(gl.pointer_type(gl.float16), bitcast=True) + base + o_t * (H * 64) + o_d
+    gl.store(p_y, s_y.load(ROWS), mask=o_t < rows)
+
+
+@gluon.jit
+def walk_chunk(
+    b_D, b_do, buffers, refilled, operands, next_operands, s_largest, next_largest, results, results_before,
+    r, w, a, b, do, scores, grads, tails, scale, base, i, tail, rows, before, more, H: gl.constexpr, KEEP: gl.constexpr,
+):  # fmt: skip
+    """Walk one chunk, as one iteration of a software pipeline. Chunks are walked from last to first.
+
+    previous chunk   write its D and y from `results_before` to global memory, unless it has no rows: before <= 0
+    this chunk       compute y and the D entering it; store y and the D leaving it in `results`, in their units
+    next chunk       compute `next_operands` from its rows in `buffers`
+    the one after    start to copy its rows into `refilled`, if there are more
+
+    base, i, tail, rows: of this chunk, as in `fetch` and `pointers_of_D`. KEEP: compute results and write them.
+    b_D, b_do: D^T leaving this chunk and its do^T. Return D^T entering this chunk and do^T of the next.
+    """
+    STEP: gl.constexpr = C * H * 64
+    o_r, o_a, o_b, o_N, o_U, s_total = operands
+    # Also a barrier: rows and operands are complete, and no warp still reads a buffer that is overwritten below.
+    async_copy.wait_group(0)
+    fetch(refilled, r, w, a, b, do, scores, base - 2 * STEP, i - 2 * H, gl.where(more, rows + 2 * C, 0), H)
+    dr, dw, dk, dv, da, db = grads
+    s_D, s_y = results
+    if KEEP:
+        unit = unit_of(gl.max(s_largest.load(FOUR), 0))
+        s_D.store(to_half(b_D * inverse(unit)))
+        gl.store(gl.where(rows >= C, dw + H * 64, dr) + base, unit.to(gl.bfloat16), mask=rows > 0)
+    # x = D b*, y = N^T do + U^T x, all transposed.
+    D_high, D_low = split(b_D)
+    D_h, D_l = gl.convert_layout(D_high, LEFT), gl.convert_layout(D_low, LEFT)
+    zero = gl.zeros([64, 16], gl.float32, BAND)
+    b_h, b_l = load_pair_transposed(o_b)
+    b_x = mma_v2(D_h, b_h, zero) + mma_v2(D_h, b_l, mma_v2(D_l, b_h, zero))
+    N_h, N_l = load_pair_transposed(o_N)
+    of_do = mma_v2(b_do, N_l, mma_v2(b_do, N_h, zero))
+    b_D *= s_total.load(gl.SliceLayout(0, BAND))[None, :]
+    r_h, r_l = load_pair(o_r)
+    b_D = mma_v2(b_do, r_l, mma_v2(b_do, r_h, b_D))
+    x_high, x_low = split(b_x)
+    x_h, x_l = gl.convert_layout(x_high, LEFT), gl.convert_layout(x_low, LEFT)
+    U_h, U_l = load_pair(o_U)
+    b_y = mma_v2(x_h, U_h, of_do) + mma_v2(x_h, U_l, mma_v2(x_l, U_h, zero))
+    y_high, y_low = split(b_y)
+    y_h, y_l = gl.convert_layout(y_high, LEFT), gl.convert_layout(y_low, LEFT)
+    a_h, a_l = load_pair(o_a)
+    b_D = mma_v2(y_h, a_h, mma_v2(y_h, a_l, mma_v2(y_l, a_h, b_D)))
+    # The rest is off the critical path: the next chunk does not depend on it.
+    if KEEP:
+        store_band_maxima(next_largest, b_D)
+        write_results(grads, tails, results_before, base + STEP, tail, before, H)
+        unit = unit_of(gl.max(gl.abs(b_y), 1))
+        s_y.permute([1, 0]).store(to_half(b_y * inverse(unit)[:, None]))
+        o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND))
+        gl.store(dw + base + o_v, unit.to(gl.bfloat16), mask=(o_v >= 0) & (rows > 0))
+    return b_D, prepare(buffers, next_operands, scale)
+
+
+@gluon_kernel
+def chain_kernel(
+    r, w, a, b, do, scores, last, first, steep, dr, dw, dk, dv, da, db, tails, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    H: gl.constexpr, HAS_LAST: gl.constexpr, KEEP: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """Walk a part. KEEP: write D leaving each of its chunks, and y, to where the chunk's gradients will be, and the
+    gradient of the initial state to `first`; empty the list `steep`. Otherwise, as `carry_grads_kernel` does: walk as
+    if the gradient of the state leaving the part were zero, or in the last part that of the final state, and write the
+    gradient of the state entering it to `first`. In registers: D^T.
+
+    r, w, a, b, do, dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16]
+    KEEP: last [parts, H, 64, 64], first [N, H, 64, 64]; otherwise last [N, H, 64, 64], first [parts, H, 64, 64]
+    tails [N, H, 64 (v), 64 (k)] float16; dr to db and tails: as `backward_gluon` describes
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    """
+    i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
+        T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
+    )
+    # Two chunks per iteration. If their number is odd, the first chunk walked has no rows and changes nothing.
+    pairs = (count + 1) // 2
+    STEP: gl.constexpr = C * H * 64
+    start = begin + (2 * pairs - 1) * C
+    rows = gl.where(count > 0, end - start, 0).to(gl.int32)
+    base = (start * H + i_h) * 64
+    i = ((first_chunk + 2 * pairs - 1) * H + i_h).to(gl.int64)
+    of_part, of_sequence = gl.program_id(0).to(gl.int64), (i_n * H + i_h).to(gl.int64)
+    o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND))[:, None]
+    o_k = gl.arange(0, 64, gl.SliceLayout(0, BAND))[None, :]
+    b_D = gl.zeros([64, 64], gl.float32, BAND)
+    if HAS_LAST:
+        p_last = last + (of_part if KEEP else of_sequence) * D_SIZE + o_k * 64 + o_v
+        b_D = gl.load(p_last, mask=(o_v >= 0) & (is_last | KEEP), other=0.0)
+    if KEEP:
+        if gl.program_id(0) == 0:
+            gl.store(steep, 0)
+    # Double buffers: while one chunk is processed, the next is prepared and the one after that is copied.
+    buffers_0, buffers_1 = allocate_rows(), allocate_rows()
+    operands_0, operands_1 = allocate_operands(), allocate_operands()
+    results_0, results_1 = allocate_results(), allocate_results()
+    largest_0 = gl.allocate_shared_memory(gl.float32, [4], FLAT)
+    largest_1 = gl.allocate_shared_memory(gl.float32, [4], FLAT)
+    fetch(buffers_0, r, w, a, b, do, scores, base, i, rows, H)
+    fetch(buffers_1, r, w, a, b, do, scores, base - STEP, i - H, gl.where(count > 0, rows + C, 0), H)
+    async_copy.wait_group(1)
+    b_do = prepare(buffers_0, operands_0, scale)
+    store_band_maxima(largest_0, b_D)
+    grads = dr, dw, dk, dv, da, db
+    for n in range(0, pairs):
+        before, more = gl.where(n > 0, rows - C, 0), n + 1 < pairs
+        b_D, b_do = walk_chunk(
+            b_D, b_do, buffers_1, buffers_0, operands_0, operands_1, largest_0, largest_1, results_0, results_1,
+            r, w, a, b, do, scores, grads, tails, scale, base, i, of_sequence, rows, before, more, H, KEEP,
+        )  # fmt: skip
+        b_D, b_do = walk_chunk(
+            b_D, b_do, buffers_0, buffers_1, operands_1, operands_0, largest_1, largest_0, results_1, results_0,
+            r, w, a, b, do, scores, grads, tails, scale, base - STEP, i - H, of_sequence, rows + C, rows, more, H, KEEP,
+        )  # fmt: skip
+        base -= 2 * STEP
+        i -= 2 * H
+        rows += 2 * C
+    async_copy.wait_group(0)  # also a barrier: the last results are in shared memory
+    if KEEP:
+        write_results(grads, tails, results_1, base + STEP, of_sequence, gl.where(count > 0, rows - C, 0), H)
+    if is_first | (not KEEP):
+        gl.store(first + (of_sequence if KEEP else of_part) * D_SIZE + o_k * 64 + o_v, b_D)
