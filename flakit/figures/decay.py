@@ -130,13 +130,13 @@ class DecayFigure:
         self._exponent_bar = self._pairs["read"].colorbar(self._axes(layout.bar, layout.upper, 8, layout.side), "")
 
     def _flag(self, name: str, ax: Axes) -> None:
-        """Add marks at the edges of a map that point at rows and columns too few to be seen."""
+        """Add marks at an edge of a map that point at rows, of the key's exponents at columns, too few to be seen."""
         look = {"linestyle": "", "color": style.BROKEN, "markersize": 4.5, "clip_on": False, "zorder": 6}
-        height, width = ax.bbox.height, ax.bbox.width
-        (rows,) = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look)
-        (columns,) = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look)
-        self._flags[name] = (rows, 1 + 4 / width), (columns, 1 + 4 / height)
-        self.canvas.moving(rows, columns)
+        if name == "key":
+            line, edge = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look), 4 / ax.bbox.height
+        else:
+            line, edge = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look), 4 / ax.bbox.width
+        self._flags[name] = *self.canvas.moving(*line), 1 + edge
 
     def _onset(self) -> None:
         layout, rows = self.layout, np.arange(len(self.tensors))
@@ -259,27 +259,26 @@ class DecayFigure:
             if self._factors[name].get_text() != words:
                 self._factors[name].set_text(words)
                 self.canvas.stale()
-        self._point("read", infinite[0], [])
-        self._point("key", [], infinite[1])
+        self._point("read", infinite[0])
+        self._point("key", infinite[1])
         for name, x in tensors.items():
             self._maps[name].update(_log10(x))
             good = np.isfinite(x)
             share = 1 - good.mean()
             label = WORDS["lost"].format(share=percent(share)) if share else WORDS["fine"]
             self._titles[name].set_text(f"{name}: {label}" if self.wide else f"{name}\n{label}")
-            self._point(name, ~good.all(1), [])
+            self._point(name, ~good.all(1))
         self._show_onsets(onsets, knob, now)
 
-    def _point(self, name: str, rows, columns) -> None:
-        """Point at rows and columns that are not finite if they are few; a run of them gets one mark."""
-        for (line, edge), bad, vertical in zip(self._flags[name], (rows, columns), (True, False), strict=True):
-            bad = np.asarray(bad, dtype=bool)
-            few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
-            line.set_visible(few)
-            if few:
-                (starts,), (ends,) = (np.nonzero(np.diff(np.pad(bad.astype(int), 1)) == by) for by in (1, -1))
-                middle = (starts + ends - 1) / 2
-                line.set_data(*((np.full_like(middle, edge), middle)[:: 1 if vertical else -1]))
+    def _point(self, name: str, bad: np.ndarray) -> None:
+        """Point at rows or columns that are not finite if they are few; a run of them gets one mark."""
+        line, edge = self._flags[name]
+        few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
+        line.set_visible(few)
+        if few:
+            (starts,), (ends,) = (np.nonzero(np.diff(np.pad(bad.astype(int), 1)) == by) for by in (1, -1))
+            middle = (starts + ends - 1) / 2
+            line.set_data(*((np.full_like(middle, edge), middle)[:: -1 if name == "key" else 1]))
 
     def _show_onsets(self, onsets: Mapping[str, Onset], knob: str, now: float) -> None:
         rows = [onsets[name] for name in self.tensors]

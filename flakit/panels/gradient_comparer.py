@@ -123,7 +123,7 @@ class GradientComparer(Panel):
             op, self.operators = of.name, {of.name: of}
             settings = ({} if own else {"T": 16}) | settings  # its truth walks token by token
         self.recordings = {name: x for name in self.operators if not own and (x := _recording(name)) is not None}
-        self._measured: tuple[tuple, list[Mapping]] | None = None
+        self._measured = functools.lru_cache(maxsize=1)(functools.partial(self._measure, keep=True))
         self._swept: dict | None = None
         sources = {WORDS.say("here", device=self.device): HERE}
         if self.recordings:
@@ -169,13 +169,10 @@ class GradientComparer(Panel):
         decay = self._decay(op, profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
-        setting = {"op": op, "dtype": dtype, "T": T, "decay": decay, **self._sizes(op, setting), "seed": seed}
-        key = tuple(setting.values())
-        if self._measured is None or self._measured[0] != key:
-            self._measured = (key, self._measure(**setting, keep=True))
-        if not any(row["tensor"] == tensor for row in self._measured[1]):
+        rows = self._measured(op=op, dtype=dtype, T=T, decay=decay, **self._sizes(op, setting), seed=seed)
+        if not any(row["tensor"] == tensor for row in rows):
             raise ValueError(WORDS.say("neither", tensor=tensor))
-        return self._measured[1]
+        return rows
 
     def _decay(self, op: str, profile: str, decay: float) -> str | float | None:
         """Return the decay argument of `flakit.inputs`."""

@@ -134,3 +134,9 @@ def test_a_canvas_says_what_it_shows():
     ax.set_title("where it breaks", loc="left")
     ax.legend()
     assert repr(canvas) == "picture of where it breaks: log decay against tokens: measured"
+
+
+def test_axes_in_inches():
+    canvas = Canvas(4, 2)
+    box = canvas.axes(1, 0.5, 2, 1).get_window_extent()
+    assert np.allclose(box.extents, (100, 50, 300, 150))

@@ -114,7 +114,7 @@ def test_a_few_lost_rows_and_columns_are_pointed_at():
     x["tensors"]["dv"][:] = np.nan
     x["infinite"] = np.zeros(16, bool), np.arange(16) == 15
     figure.update(**x)
-    rows, columns = ({name: marks[n][0] for name, marks in figure._flags.items()} for n in (0, 1))
-    assert list(rows["dk"].get_ydata()) == [63.5, 127] and rows["dk"].get_visible()
-    assert not rows["dv"].get_visible() and not rows["o"].get_visible()
-    assert list(columns["key"].get_xdata()) == [15] and columns["key"].get_visible()
+    marks = {name: line for name, (line, _) in figure._flags.items()}
+    assert list(marks["dk"].get_ydata()) == [63.5, 127] and marks["dk"].get_visible()
+    assert not marks["dv"].get_visible() and not marks["o"].get_visible()
+    assert list(marks["key"].get_xdata()) == [15] and marks["key"].get_visible()

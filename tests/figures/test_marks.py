@@ -6,7 +6,7 @@ import pytest
 from flakit.figures import style
 from flakit.figures.canvas import Canvas, Cell
 from flakit.figures.heatmap import HeatMap
-from flakit.figures.marks import Bars, CellGrid, LabelledBars, Marked, NonFiniteRings, Ring, whole_ticks
+from flakit.figures.marks import Bars, CellGrid, LabelledBars, Marked, NonFiniteRings, Ring, Strip, whole_ticks
 
 
 def pixels(canvas):
@@ -127,3 +127,16 @@ def test_labelled_bars_end_where_their_labels_begin():
     assert canvas.maps == {"bars": (2, 1)}
     with pytest.raises(ValueError):
         bars.update((0.1,), ("one",))
+
+
+def test_words_stand_in_their_cells_and_leave_with_them():
+    canvas = Canvas(4, 1)
+    strip = Strip(canvas, canvas.axes(0.2, 0.2, 3.6, 0.6), 1, 3, name="memory")
+    strip.update([[0.0, 1.0, 0.0]], [["a", "b", "c"]], empty=np.array([[False, False, True]]))
+    (words,) = strip._words
+    assert canvas.maps == {"memory": (1, 3)}
+    assert [text.get_text() for text in words] == ["a", "b", "c"]
+    assert [text.get_color() for text in words] == ["white", style.BLACK, style.BLACK]
+    three = canvas.png()
+    strip.update([[0.0, 1.0]], [["a", "b"]])
+    assert [text.get_visible() for text in words] == [True, True, False] and canvas.png() != three

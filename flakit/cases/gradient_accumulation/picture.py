@@ -7,8 +7,7 @@ import numpy as np
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
-from ...figures.marks import Bars, CellGrid, name_rows
-from ...figures.strip import Strip
+from ...figures.marks import Bars, CellGrid, Strip, name_rows
 from ...language import Words, say
 from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown

@@ -8,8 +8,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing
 from ...figures.heatmap import HeatMap
-from ...figures.marks import name_rows
-from ...figures.strip import Strip
+from ...figures.marks import Strip, name_rows
 from ...language import Words, say
 from . import Shown
 

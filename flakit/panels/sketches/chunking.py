@@ -10,8 +10,7 @@ from ...cases.anchor import Scheme, exponents, tiles
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid, LabelledBars, Marked, whole_ticks
-from ...figures.strip import Strip
+from ...figures.marks import CellGrid, LabelledBars, Marked, Strip, whole_ticks
 from ...language import Words
 from ...numerics.inputs import inputs
 from ...numerics.words import number

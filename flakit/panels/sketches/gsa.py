@@ -8,8 +8,7 @@ import torch
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
-from ...figures.marks import Bars, CellGrid
-from ...figures.strip import Strip
+from ...figures.marks import Bars, CellGrid, Strip
 from ...language import Words, say
 from ...numerics.words import number
 from ...ops.gsa import fused_recurrent_gsa, reference

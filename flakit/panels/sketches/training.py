@@ -13,8 +13,7 @@ from ...cases.gradient_accumulation import clipped
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, CellGrid, name_rows
-from ...figures.strip import Strip
+from ...figures.marks import Bars, CellGrid, Strip, name_rows
 from ...language import Words, say
 from ...numerics.words import number
 from ..knobs import integer, steps
