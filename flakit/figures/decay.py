@@ -1,7 +1,7 @@
 """The onset of overflow in a chunk: both exponents of every pair, every tensor, and the decay at which each breaks."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,34 +43,15 @@ class Onset(NamedTuple):
     measured: float | None
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Pixels, from the left and from the top."""
-
-    width: int
-    height: int
-    upper: int
-    side: int
-    """Top and side of the maps of pairs."""
-    pairs: tuple[int, int]
-    """Their left edges: the read's exponents, and the key's."""
-    bar: int
-    overview: tuple[int, int, int]
-    """Left, top and width of the strip over all decades."""
-    zoom: tuple[int, int]
-    """Top and height of the chart under it."""
-    lower: int
-    tall: int
-    right: int
-    """Top, height and right end of the maps of tensors."""
-    gap: int
-
-
-_WIDE = _Layout(
+# Pixels, from the left and from the top.
+# upper, side: top and side of the maps of pairs; pairs: left edges of the read's exponents and of the key's.
+# overview: left, top and width of the strip over all decades; zoom: top and height of the chart under it.
+# lower, tall, right: top, height and right end of the maps of tensors.
+_WIDE = SimpleNamespace(
     width=940, height=482, upper=50, side=190, pairs=(52, 260), bar=458,
     overview=(606, 62, 206), zoom=(86, 140), lower=298, tall=144, right=872, gap=14,
 )  # fmt: skip
-_NARROW = _Layout(
+_NARROW = SimpleNamespace(
     width=590, height=412, upper=44, side=124, pairs=(50, 186), bar=320,
     overview=(412, 56, 160), zoom=(80, 102), lower=268, tall=106, right=530, gap=11,
 )  # fmt: skip

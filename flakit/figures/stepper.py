@@ -4,7 +4,7 @@ A `Scene` says what to draw for an operator.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -50,31 +50,17 @@ WORDS = Words() | {
 DECAYS = "decays over time"
 """The map of what survives each step: a row per entry of the decay, a column per token."""
 
-
-@dataclass(frozen=True)
-class _Places:
-    """The layout, in inches."""
-
-    height: float
-    left: float
-    slot: float
-    matrix: tuple[float, float]
-    """Width and height."""
-    rows: tuple[float, float]
-    """The upper edges."""
-    decay: tuple[float, float, float, float]
-    """Left, bottom, width, height of the map of decays over time."""
-    size: tuple[float, float, float, float] | None
-    legend: tuple[float, float]
-
-
 _STRIP, _GAP = 0.13, 0.04
-_PLACES = {
-    True: _Places(
-        4.28, 0.44, 2.14, (1.46, 1.17), (4.27, 2.3), (7.3, 2.82, 2.0, 1.02), (7.3, 0.82, 2.0, 1.0), (7.3, 0.02)
-    ),
-    False: _Places(3.88, 0.42, 1.87, (1.3, 0.82), (3.87, 2.27), (3.6, 0.22, 2.2, 0.27), None, (4.81, 0.51)),
-}
+# Inches. matrix: width and height; rows: their upper edges; decay, size: left, bottom, width and height of the map of
+# decays over time and of the plot of sizes.
+_WIDE = SimpleNamespace(
+    height=4.28, left=0.44, slot=2.14, matrix=(1.46, 1.17), rows=(4.27, 2.3), decay=(7.3, 2.82, 2.0, 1.02),
+    size=(7.3, 0.82, 2.0, 1.0), legend=(7.3, 0.02),
+)  # fmt: skip
+_NARROW = SimpleNamespace(
+    height=3.88, left=0.42, slot=1.87, matrix=(1.3, 0.82), rows=(3.87, 2.27), decay=(3.6, 0.22, 2.2, 0.27),
+    size=None, legend=(4.81, 0.51),
+)  # fmt: skip
 
 
 class Stepper:
@@ -88,7 +74,7 @@ class Stepper:
             raise ValueError(f"which: expected 'forward' or 'backward', got {which!r}")
         self.scene, self.which = scene, which
         self.wide = width >= WIDE
-        self._places, self._width = _PLACES[self.wide], width
+        self._places, self._width = _WIDE if self.wide else _NARROW, width
         self.canvas = Canvas(width, self._places.height)
         self.run, self.magnitude = (), False
         self._matrices: dict[str, list[HeatMap]] = {}

@@ -18,6 +18,7 @@ from ..numerics.words import error
 from . import knobs
 from .base import ButtonRun, Panel
 from .knobs import NONE
+from .shared import AXES
 
 TABLE = 140
 """Largest height of the table of probes in pixels; a longer one scrolls."""
@@ -55,10 +56,6 @@ WORDS = Words() | {
     "later": "which elements are wrong is shown when all probes are through",
     "cell": "{tensor}{place}: computed {got}, true {true}; error / RMS {off}, {said}",
     "said": {True: "wrong", False: "which rounding explains"},
-    "axes": {
-        **{"T": "token", "K": "channel of k", "V": "column of v", "M": "slot"},
-        **{"B": "sequence", "N": "sequence", "H": "head", "HQ": "head", "HV": "head"},
-    },
 }
 
 
@@ -234,7 +231,7 @@ print(flakit.audit({subject}, like={like!r}, seed={seed}{only}))
 
 
 def _axis(name: str) -> str:
-    return WORDS["axes"][name] if name in WORDS["axes"] else label(name)
+    return label(AXES.get(name, name))
 
 
 def _place(where: Mapping[str, int]) -> str:

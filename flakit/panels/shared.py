@@ -90,7 +90,11 @@ def chosen(profile: str, decay: float) -> str | float:
 # --- computing in chunks: the cases that panels drive, and the knobs those take ---------------------------------------
 
 RIGHT = "right"
-_COLUMNS = {"K": "channel of k", "V": "column of v", "M": "slot"}
+AXES = {
+    **{"T": "token", "K": "channel of k", "V": "column of v", "M": "slot"},
+    **{"B": "sequence", "N": "sequence", "H": "head", "HQ": "head", "HV": "head"},
+}
+"""What an index along an axis counts."""
 _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
 
 
@@ -117,7 +121,7 @@ def tensors(op: str) -> dict[str, str]:
     """Return o and every gradient that an anchor scheme computes for an operator, with words for their columns."""
     of = OPERATORS[op]
     names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
-    return {name: say(_COLUMNS[of.axes[name if name == "o" else name[1:]].split()[-1]]) for name in names}
+    return {name: say(AXES[of.axes[name if name == "o" else name[1:]].split()[-1]]) for name in names}
 
 
 def mode(mask: str) -> str | None:
