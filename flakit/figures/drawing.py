@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ..language import Words
 from . import style
 from .canvas import Canvas, Cell
 
@@ -11,18 +10,14 @@ from .canvas import Canvas, Cell
 class Drawing(ABC):
     """What a panel asks of a case's or a sketch's picture. `__init__` and `update` run inside `style.context()`.
 
-    `shown` holds the arrays of one setting: a frozen dataclass that the case's `show` or the sketch's function returns.
+    `shown` holds the arrays of one setting: a frozen dataclass, from the case's `show` or the sketch's `compute`.
     """
 
     canvas: Canvas
     """Made by `__init__`. The cells of its maps can be pointed at."""
-    words: Words
-    """Of a sketch, its texts: `class Broken(Drawing, words=WORDS["broken"])`. "alt" says what the picture is."""
     _fixed: tuple | None = None
 
-    def __init_subclass__(cls, words: Words | None = None) -> None:
-        if words is not None:
-            cls.words = words
+    def __init_subclass__(cls) -> None:
         for name in {"__init__", "update"} & vars(cls).keys():
             setattr(cls, name, style.context()(vars(cls)[name]))
 

@@ -6,11 +6,14 @@ from typing import Any
 import ipywidgets as widgets
 
 from ...figures.drawing import Drawing
+from ...language import Words
 
 
 class Sketch(Drawing):
     """A small picture with one or two knobs: its words, the numbers at a setting, and how to draw and describe them."""
 
+    words: Words
+    """As in `class Broken(Sketch, words=WORDS["broken"])`; "alt" says what the picture is."""
     knobs: Mapping[str, Callable[[], widgets.Widget]]
     """One or two; "play" moves the first."""
     presets: Mapping[str, Mapping] = {}
@@ -21,3 +24,7 @@ class Sketch(Drawing):
     """Whether the inputs are random, so that there is a seed."""
     compute: Callable[..., Any]
     """Return the arrays of a setting, which the methods of `Drawing` take."""
+
+    def __init_subclass__(cls, words: Words) -> None:
+        super().__init_subclass__()
+        cls.words = words
