@@ -81,9 +81,11 @@ class HeatMap:
         empty, finite = (np.zeros(values.shape, bool) if mask is None else np.asarray(mask) for mask in (empty, finite))
         nan, inf = (kind(values) & ~empty & ~finite for kind in (np.isnan, np.isinf))
         shown = np.where(nan | inf | empty | finite, self.colours.norm.vmin, values)
-        for axis, pixels in enumerate(self._cell_limit()):
-            shown, nan, inf, finite = (_pool(x, axis, pixels) for x in (shown, nan, inf, finite))
-            empty = ~_pool(~empty, axis, pixels)
+        box = self.ax.get_window_extent()
+        for axis, pixels in enumerate((box.height, box.width)):
+            most = max(1, int(pixels / 1.5))
+            shown, nan, inf, finite = (_pool(x, axis, most) for x in (shown, nan, inf, finite))
+            empty = ~_pool(~empty, axis, most)
 
         picture = self._coloured(shown)
         for mask, colour in (
@@ -114,10 +116,6 @@ class HeatMap:
         with np.errstate(over="ignore"):  # of a value far beyond the scale
             place = (values - low) / (high - low)
         return self.colours.cmap(np.clip(256 * place, 0, 255).astype(np.int16), bytes=True)
-
-    def _cell_limit(self) -> tuple[int, int]:
-        box = self.ax.get_window_extent()
-        return max(1, int(box.height / 1.5)), max(1, int(box.width / 1.5))
 
 
 def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:

@@ -356,7 +356,9 @@ class Panel(widgets.VBox):
     @_in_its_language
     def _render(self) -> None:
         with self._redrawing:
-            self._cancel_timer()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             start = time.perf_counter()
             setting = self.setting
             with one_thread():
@@ -470,11 +472,6 @@ class Panel(widgets.VBox):
         elif self._timer is None:
             # Further changes do not restart the timer: a key that is held down must still redraw.
             self._timer = loop.call_later(DEBOUNCE - pause, self.redraw)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _copy(self) -> None:
         try:

@@ -135,10 +135,6 @@ class StateStepper(Panel):
         t, T = self.knobs["t"].value, self.knobs["T"].value
         return t if self.knobs["direction"].value == "forward" else 2 * T - 1 - t
 
-    def step(self, by: int = 1) -> None:
-        """Move along both passes, stopping at their ends."""
-        self.player.step(by)
-
     def _go_to(self, position: int) -> None:
         T = self.knobs["T"].value
         if position < T:

@@ -41,10 +41,10 @@ def test_steps_go_forward_then_backward_and_stop():
     seen = []
     for _ in range(17):
         seen.append((panel.setting["direction"], panel.setting["t"]))
-        panel.step()
+        panel.player.step(1)
     forward = [("forward", t) for t in range(8)]
     assert seen == [*forward, *(("backward", t) for t in reversed(range(8))), ("backward", 0)]
-    panel.step(-1)
+    panel.player.step(-1)
     assert (panel.setting["direction"], panel.setting["t"]) == ("backward", 1)
 
 
