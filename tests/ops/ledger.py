@@ -5,8 +5,8 @@ code depends on. A launch without a row, of a changed kernel or another Triton, 
 `python -m tests.ops.record_compiled` brings the file up to date. A row, with the names of its columns:
 
     triton        3.6.0
-    row           gsa.memory_grads.dyadic 16-bit     of the launch table
-    kernel        memory_grads_kernel+PACKED+SCALED  with the switches that are on
+    row           gsa.steep_slot_grads 16-bit        of the launch table
+    kernel        steep_slot_grads_kernel+PACKED+SCALED  with the switches that are on
     constants     H 2, G 2, M 20, C 32, …            and launch options
     chip          90                                 compute capability
     registers     255                                a thread

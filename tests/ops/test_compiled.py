@@ -222,7 +222,7 @@ SMALL = [
     smallest("rwkv6", "key_grads_kernel"),
     smallest("rwkv7", "value_grads_kernel"),
     smallest("rwkv7", "recurrent_grads_kernel"),
-    smallest("gsa", "mild_pass_grads_kernel"),
+    smallest("gsa", "pass_grads_kernel"),
 ]
 
 

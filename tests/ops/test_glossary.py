@@ -51,7 +51,7 @@ def test_their_words_are_theirs(here, there, formula, where):
         ("common/launch.py", "CHECKPOINT", "a state stored every {} tokens"),
         ("common/tiles_triton.py", "MILD_HALF", "no half's total is below {}"),
         ("common/tiles_triton.py", "MILD_TOKEN", "no w below {}"),
-        ("common/pairs_triton.py", "BLOCK_TOKEN", "no w is below {}"),
+        ("common/tiles_triton.py", "BLOCK_TOKEN", "no w is below {}"),
     ],
 )
 def test_its_numbers_are_those_of_the_code(path, name, said):

@@ -2,7 +2,8 @@
 
 A chunk is mild where no channel decays by e^55 over either half of it and no token by e^4; in chunks of 32 RWKV7 looks
 at tokens alone, each of which has to stay within its share of the first limit. A fused chunk is mild if no token decays
-by e^6. On either side of each limit the way is watched and the results are held against float64.
+by e^6. GSA cuts any other chunk into blocks of 16 rows, for which e^6 replaces e^4, or, where these are not mild
+either, into single rows. On either side of each limit the way is watched and the results are held against float64.
 """
 
 from dataclasses import replace
@@ -28,10 +29,12 @@ SETTING = Setting(T=2 * C, K=16, V=16, H=1, decay="none", dtype="float16", decay
 CHANNELS = [(-109.5, 0, True), (-110, 0, False), (-3000, 0, False), (-torch.inf, 0, False)]
 TOKENS = [(0, -3.96875, True), (0, -4, False), (0, -80, False), (0, -torch.inf, False)]
 SHARES = [(0, -3.421875, True), (0, -3.4375, False), (0, -80, False), (0, -torch.inf, False)]
-LIMITS = [
-    (op, *limit)
-    for op, tokens in (("rwkv6", TOKENS), ("gsa", TOKENS), ("rwkv7", SHARES))
-    for limit in CHANNELS + tokens
+LIMITS = [(op, *limit) for op, tokens in (("rwkv6", TOKENS), ("rwkv7", SHARES)) for limit in CHANNELS + tokens]
+
+# Likewise for GSA, with the flag: 2 for a mild chunk, 1 for mild blocks, 0 for single rows.
+GSA_LIMITS = [
+    *((-109.5, 0, 2), (-110, 0, 1), (-190, 0, 1), (-192, 0, 0), (-3000, 0, 0), (-torch.inf, 0, 0)),
+    *((0, -3.96875, 2), (0, -4, 1), (0, -5.96875, 1), (0, -6, 0), (0, -80, 0), (0, -torch.inf, 0)),
 ]
 
 
@@ -104,28 +107,58 @@ def test_the_way_of_a_fused_chunk(place, op, token, mild, monkeypatch, poisoned_
     assert flags[-1] == [[1.0, 1.0], [1.0, float(mild)], [1.0, 1.0]]  # on a GPU a call before it only compiles
 
 
+@pytest.fixture
+def gsa_flags(monkeypatch):
+    """The flags of the chunks in GSA's latest forward of one sequence and head."""
+    plan, flags = import_module("flakit.ops.gsa.chunk_triton")._Plan, []
+    states = plan.states
+
+    def watched(*args, **options):
+        stored, mild = states(*args, **options)
+        if not options["reverse"]:
+            flags[:] = mild.flatten().tolist()
+        return stored, mild
+
+    monkeypatch.setattr(plan, "states", watched)
+    return flags
+
+
+@TRITON
+@pytest.mark.parametrize("total, token, flag", GSA_LIMITS, ids=str)
+def test_the_blocks_of_a_gsa_chunk(place, total, token, flag, gsa_flags, poisoned_memory):
+    made, arriving = made_of(place, "gsa", total, token)
+    place.check(made, arriving, "chunk", "gsa", chunk_size=C)
+    assert gsa_flags == [2, flag]
+
+
 @TRITON
 @pytest.mark.parametrize("late", [False, True], ids=["first half", "second half"])
-@pytest.mark.parametrize("tokens, mild", [(13, True), (14, False), (27, False)])
-def test_a_steep_half_is_not_mild_however_flat_the_other_is(place, tokens, mild, late, monkeypatch, poisoned_memory):
+@pytest.mark.parametrize("tokens, flag", [(13, 2), (14, 1), (27, 1)])
+def test_a_steep_half_is_not_mild_however_flat_the_other_is(place, tokens, flag, late, gsa_flags, poisoned_memory):
     """In chunks of 64: 27 tokens of e^-4 in one half would be a factor of e^108 about the middle."""
-    op, size = "gsa", 64
+    size = 64
     dtype = "bfloat16" if place.device == "cuda" else "float16"  # which stands in for it in the interpreter
-    setting = replace(of(op, SETTING), M=size, group=1)
+    setting = replace(of("gsa", SETTING), M=size, group=1)
     made, arriving = place.make(setting, T=2 * size, H=1, K=size, V=size, dtype=dtype)
     made["g"] = torch.zeros_like(made["g"])
     made["g"][0, slice(-tokens, None) if late else slice(size, size + tokens), 0, 3] = -3.96875
-    assert chunks_taken(monkeypatch, place, op, made, 1, size) == [True, mild]
-    assert chunks_taken(monkeypatch, place, op, made, 0, size) == [False, not mild]
-    place.check(made, arriving, "chunk", op, chunk_size=size)
+    place.check(made, arriving, "chunk", "gsa", chunk_size=size)
+    assert gsa_flags == [2, flag]
 
 
 @TRITON
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
 def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memory):
     made, _ = made_of(place, op, 0, 0, dtype="float32")
     assert chunks_taken(monkeypatch, place, op, made, 1) == [False, False]
     assert chunks_taken(monkeypatch, place, op, made, 0) == [True, True]
+
+
+@TRITON
+def test_float32_chunks_of_gsa_are_cut_into_single_rows(place, gsa_flags, poisoned_memory):
+    made, arriving = made_of(place, "gsa", 0, 0, dtype="float32")
+    place.check(made, arriving, "chunk", "gsa", chunk_size=C)
+    assert gsa_flags == [0, 0]
 
 
 @TRITON
@@ -147,6 +180,6 @@ def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkey
     setting = replace(of(op, SETTING), group=G, packing=packing)
     made, arriving = place.make(setting, T=5 * 64 - 20, H=3, K=K, V=V, dtype=dtype)
     w = torch.full_like(made[OPERATORS[op].decay], -0.01)
-    w[:, 32:64, 0], w[:, 128:, 1] = -5.0, -70.0
+    w[:, 32:64, 0], w[:, 64:96, 0], w[:, 128:, 1] = -5.0, -7.0, -70.0
     place.check(made | {OPERATORS[op].decay: w}, arriving, "chunk", op, chunk_size=C)
     assert min(looked_at) >= 4

@@ -5,21 +5,16 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    add_operands,
     add_product,
     add_sums,
     exp,
-    operand,
     split,
     sums,
 )
-from .tiles_triton import MILD_HALF, scaled_rows
+from .tiles_triton import BLOCK, BLOCK_TOKEN, MILD_HALF, scaled_rows
 
-BLOCK = tl.constexpr(16)
 BLOCK_LEVELS = tl.constexpr(4)
 """In a mild block of BLOCK rows, one product about its middle replaces BLOCK_LEVELS dyadic levels."""
-BLOCK_TOKEN = tl.constexpr(-6.0)
-"""Largest decay of a token in a mild block: as `MILD_TOKEN`, but a difference spans a quarter of the rows."""
 
 UNDO_WEIGHTS = tl.constexpr(2.0**-28)
 """Undoes weights of 2^14 on both operands. float16 has this headroom above scaled values; with it, e^-19 is still a
@@ -131,32 +126,6 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
     else:
         b_A *= q_unit[:, None] * k_unit[None, :]
     return b_A + within_blocks
-
-
-@triton.jit
-def add_pair_sums(b_x, pairs_high, pairs_low, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return b_x + sum_{j<i} pairs_ij k_j e^{decay strictly between j and i}, [C, BK]. pairs: an `operand`, [C, C]."""
-    o_c = tl.arange(0, C)
-    first_level = 0
-    if SCALED:
-        read, key, mild = about_blocks(b_w, C)
-        if mild:
-            below = same_block(C) & (o_c[:, None] > o_c[None, :])
-            k_high, k_low = split(b_k * exp(key))
-            x = tl.zeros_like(b_x)
-            b_x += add_product(x, masked(below, pairs_high), masked(below, pairs_low), k_high, k_low) * exp(read)
-        first_level = mild.to(tl.int32) * BLOCK_LEVELS
-    for level in range(first_level, LEVELS):
-        _, right, _, _ = halves(level, C)
-        right_by_left = right[:, None] & opposite_halves(level, C)
-        weight = exp(level_decays(b_w, level, C))
-        k_high, k_low = operand(b_k * weight, SCALED)
-        x = tl.zeros_like(b_x)
-        b_x += (
-            add_operands(x, masked(right_by_left, pairs_high), masked(right_by_left, pairs_low), k_high, k_low, SCALED)
-            * weight
-        )
-    return b_x
 
 
 @triton.jit

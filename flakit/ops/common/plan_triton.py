@@ -40,6 +40,9 @@ class ChunkPlan:
     op: prefix of its rows in the launch table; x: a sequence [B, T, H, rows]; V: columns of the state [rows, V].
     """
 
+    blocks = False
+    """Whether the operator has kernels for chunks of which only the blocks are mild (`halves_and_mild`)."""
+
     def __init__(self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0):
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
@@ -149,7 +152,8 @@ class ChunkPlan:
         columns = [y.shape[-1] for _, y, _, _ in inputs]
         common, NK, NV = self.sizes("stream", columns[0])
         common |= dict(
-            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1,
+            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, BLOCKS=self.blocks,
+            OTHER_V=0, OTHER_BV=1,
         )  # fmt: skip
         if beside:
             other, _, other_NV = self.sizes("stream", columns[1])
@@ -207,7 +211,9 @@ class ChunkPlan:
 
         tokens: of a part, a multiple of every chunk length. Other arguments as of `states`."""
         common, NK, NV = self.sizes("stream")
-        common |= dict(G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, OTHER_V=0, OTHER_BV=1)
+        common |= dict(
+            G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, BLOCKS=False, OTHER_V=0, OTHER_BV=1,
+        )  # fmt: skip
         # Offsets of chunks say where to store their states; none is stored here.
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, parts_before, cu_seqlens, parts_before, self.T, tokens // self.C)

@@ -62,7 +62,8 @@ def _walk(
     chunks, i_p, i_h, i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
-    SCALED: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry a tile of a state through a part. remainders, decay, mild: or None. See `stream_kernel`."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -84,7 +85,7 @@ def _walk(
         else:
             b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
         if SCALED and not TOTALS:
-            first, second, is_mild = halves_and_mild(b_w, C)
+            first, second, is_mild = halves_and_mild(b_w, C, BLOCKS)
             total = first + second
             if REVERSE:
                 half = exp(second)
@@ -121,7 +122,7 @@ def stream_kernel(
     remainders, w, decay, mild, scale, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
-    TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr,
+    TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr,
     HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
@@ -150,11 +151,11 @@ def stream_kernel(
     if i_v < NV:
         _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
               first_chunk, chunks, i_p, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
-              HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
     elif OTHER_V > 0:
         _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
               other_last, scale, begin, end, first_chunk, chunks, i_p, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
-              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
 @triton.jit

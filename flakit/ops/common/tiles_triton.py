@@ -19,6 +19,11 @@ MILD_HALF = tl.constexpr(-55.0)
 MILD_TOKEN = tl.constexpr(-4.0)
 """… and no token decays by more than this: the mild path's decay gradient loses a factor e^{-w} of precision."""
 
+BLOCK = tl.constexpr(16)
+"""Rows of the blocks into which chunks with larger decays are cut: a block is mild as a chunk is, …"""
+BLOCK_TOKEN = tl.constexpr(-6.0)
+"""… with this for `MILD_TOKEN`: a difference spans a quarter of the rows."""
+
 
 @triton.jit
 def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
@@ -88,10 +93,11 @@ def scaled(x):
 @triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
-    """Store a tile of state i. SCALED: in float16, each row divided by the power of two below its largest element.
+    """Store a tile of state i. SCALED: in float16, each row divided by the power of two below its largest element, its
+    scale, which is 0 where the row is 0 (or below 2^-118).
 
     half: the decay factor of half a chunk, [BK]; mild_scales receives scales * half, the row scales of the state at the
-    chunk's middle, with 0 where a row is 0 (or below 2^-118).
+    chunk's middle.
     remainders: receives the rounding error of float16, in units of the same scales.
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
@@ -101,10 +107,11 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
         if remainders is not None:
             p_R, _ = state_pointers(remainders, i, i_k, i_v, K, V, BK, BV)
             tl.store(p_R, (whole / unit[:, None] - b_S.to(tl.float32)).to(tl.float16), mask=m_S)
+        unit = tl.where(unit < 2.0**-118, 0.0, unit)
         p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
         tl.store(p_s, unit, mask=m_s)
         p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
-        tl.store(p_s, tl.where(unit < 2.0**-118, 0.0, unit * half), mask=m_s)
+        tl.store(p_s, unit * half, mask=m_s)
     tl.store(p_S, b_S.to(states.dtype.element_ty), mask=m_S)
 
 
@@ -122,7 +129,7 @@ def load_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.conste
 
 
 @triton.jit
-def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def is_zero(scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
     """Return the mask [BK] of the rows of state i that are 0 (or below 2^-118), read from their scales.
 
     The decay of a chunk's first token acts on the state alone. Where the state is 0, that decay's gradient is exactly
@@ -130,7 +137,7 @@ def is_zero(mild_scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl
     """
     largest = tl.zeros([BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
-        p_s, m_s = scale_pointers(mild_scales, i, i_k, i_v, K, V, BK, BV)
+        p_s, m_s = scale_pointers(scales, i, i_k, i_v, K, V, BK, BV)
         largest = tl.maximum(largest, tl.load(p_s, mask=m_s & there, other=0.0))
     return largest == 0.0
 
@@ -179,19 +186,45 @@ def total_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def halves_and_mild(b_w, C: tl.constexpr):
-    """Return `half_decays` of a chunk's rows b_w [C, BK], and 1 if every decay is mild, else 0."""
+def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr):
+    """Return `half_decays` of a chunk's rows b_w [C, BK], and 1 if every decay is mild, else 0.
+
+    BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise.
+    """
+    N: tl.constexpr = C // (BLOCK // 2)
+    blocks_mild = 0
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
-        in_first = (tl.arange(0, C) < C // 2)[None, :]
-        halves = sums_of_columns(b_w, (tl.arange(0, C) < C // 2)[:, None] == in_first)
-        mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
-        first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
-        second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
+        o_c = tl.arange(0, C)
+        if BLOCKS:  # each half of a block, once for each of its rows
+            by_row = sums_of_columns(b_w, (o_c // (BLOCK // 2))[:, None] == (o_c // (BLOCK // 2))[None, :])
+            blocks_mild = (tl.min(by_row) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > BLOCK_TOKEN)
+            first = tl.sum(tl.where((o_c < C // 2)[None, :], by_row, 0.0), 1) / (BLOCK // 2)
+            second = tl.sum(tl.where((o_c < C // 2)[None, :], 0.0, by_row), 1) / (BLOCK // 2)
+            mild = (tl.min(tl.minimum(first, second)) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+        else:
+            in_first = (o_c < C // 2)[None, :]
+            halves = sums_of_columns(b_w, (o_c < C // 2)[:, None] == in_first)
+            mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+            first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
+            second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
     else:
         first, second = half_decays(b_w, C)
-        margin = tl.minimum(tl.minimum(first, second) - MILD_HALF, tl.min(b_w.to(tl.float32), 0) - MILD_TOKEN)
+        lowest = tl.min(b_w.to(tl.float32), 0)
+        margin = tl.minimum(tl.minimum(first, second) - MILD_HALF, lowest - MILD_TOKEN)
         mild = tl.min(margin, 0) > 0
+        if BLOCKS:
+            halves = tl.sum(tl.reshape(b_w.to(tl.float32), (N, BLOCK // 2, b_w.shape[1])), 1)
+            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - MILD_HALF, lowest - BLOCK_TOKEN), 0) > 0
+    if BLOCKS:
+        mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
     return first, second, mild.to(tl.int32)
+
+
+@triton.jit
+def mildest(mild, i, FLAGS: tl.constexpr):
+    """Return the least of the flags of chunk-and-head i."""
+    o = tl.arange(0, triton.next_power_of_2(FLAGS))
+    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=2), 0)
 
 
 @triton.jit
@@ -209,7 +242,7 @@ def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
     """
     o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
     flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
-    return tl.min(flags, 0) == 1
+    return tl.min(flags, 0) > 0
 
 
 @triton.jit

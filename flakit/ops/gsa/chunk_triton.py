@@ -1,37 +1,43 @@
 """GSA in chunks as Triton kernels: all work but a light stream of memories is parallel over chunks.
 
-Forward:  `stream_kernel`        the memories hk and hv entering each chunk, and which chunks are mild
+Forward:  `stream_kernel`        the memories hk and hv entering each chunk, and into which blocks to cut it
           `output_kernel`        scores, softmax and o from a chunk's tokens and its entering memories
 Backward: `softmax_grads_kernel` p again, and dscores from p and its gradient from the second pass
           `stream_kernel`        in reverse: the gradients of both memories leaving each chunk
-          `slot_grads_kernel`    ds and dg (for any decay after `memory_grads_kernel`, the part of the memories)
+          `slot_grads_kernel`    ds and dg, in steep chunks `steep_slot_grads_kernel`
           `pass_grads_kernel`    dk and dq, then dv
 
 Both memories are stored with the slots as rows, hk transposed to [M, K]. To the backward both passes then have one
 form: a read x over the slots (dscores or p) sees the key s of the same and of earlier tokens through the score matrix
 q k^T or do v^T, and reads a memory that includes its own token. All M slots are in registers: the softmax needs them.
 
-Each chunk takes one of two paths (`mild_triton`, `dyadic_triton`); both kernels are launched here, and each skips the
-chunks of the other. With upto_i the sum of g over the chunk's rows up to i, and mid that over its first half:
-- `mild_*` (16-bit inputs, the chunk's whole decay fits float32): e^{upto_i - upto_j} is the product of a factor of the
-  read, e^{upto_i - mid}, and one of the key, e^{mid - upto_j}: x*_i and s*_j. The remaining factors, e^{mid} where
-  memories are read and e^{total - mid} where they are written, are part of the scales of mild kernels (`store_state`);
-- any other: a read's own decay e^{g_i} is split off, so that the rest lies strictly between j and i as in RWKV6,
-  products by dyadic level whose factors are all in [0, 1] (`pair_scores`); a token reads itself without any decay.
+**Blocks.** A chunk is one block if its whole decay fits float32 (*mild*). Any other is cut into blocks of `BLOCK` rows
+or, where these are not mild either (*steep*) and for float32 inputs, into single rows. With upto_i the sum of g from
+the middle of i's block up to row i, negative before the middle, the decay of two rows of a block is the product of a
+factor of the read and one of the key, e^{upto_i - upto_j}: x*_i = x_i e^{upto_i} and s*_j = s_j e^{-upto_j}. (Of a
+single row upto is 0: a token reads itself without any decay.) Two rows of different blocks are in opposite halves at
+one dyadic level. There x* and s* are multiplied by the decay from their blocks' middles to the boundary of the halves,
+which is at most 1 and the same for all rows of a block; likewise to the chunk's start where x* reads a memory, and to
+its end where s* writes one. The memories' scales contain these two for mild chunks (`store_state`). All these
+exponents are sums of g over rows: products with the matrices of `sums_of_rows`.
+
 Rows past a sequence's end are loaded as zeros, g too; no factor exceeds e^55, so that a zero stays a zero. Chunks have
 64 tokens where inputs are bfloat16, with 33 to 64 slots and as many queries as heads, else 32.
 
-Mild operands that contain decays are split into two bfloat16 numbers (`blocks_triton.split`). A memory is stored in
-float16 with a power of two for each row; products with it scale the rows of the other operand to float16 too: one
-product instead of two or three, and the memory goes to the tensor core unchanged. The rounding error, 2^-12, is that of
-the memory itself. But a score is an exponent: there an error of 2^-12 changes p by that times the score. bfloat16
-inputs have larger errors themselves; for float16 inputs the stream also stores hk's rounding errors, for the scores
-alone (`remainders`).
+Operands of 16-bit inputs that contain decays are split into two bfloat16 numbers (`blocks_triton.split`). A memory is
+stored in float16 with a power of two for each row; products with it scale the rows of the other operand to float16 too:
+one product instead of two or three, and the memory goes to the tensor core unchanged. The rounding error, 2^-12, is
+that of the memory itself. But a score is an exponent: there an error of 2^-12 changes p by that times the score.
+bfloat16 inputs have larger errors themselves; for float16 inputs the stream also stores hk's rounding errors, for the
+scores alone (`remainders`).
 
-On the mild path the decay's gradient is a difference of two prefix sums. Reads and their counterparts at the keys come
-from the same split operands, with all four products of their parts, and are summed in three parts, which hold all of
-float32: the same products are added and subtracted, and only float32 accumulation can differ. The forward (scores) and
-softmax_grads (dp) compute the results of the reads, and pass them on in float32.
+In a chunk of mild blocks the decay's gradient is a difference of two sums over rows, of reads and of their counterparts
+at the keys. In a mild chunk both come from the same split operands, with all four products of their parts, and are
+summed in three parts, which hold all of float32: the same products are added and subtracted, and only float32
+accumulation can differ. In smaller blocks a token's read of itself, which has no decay, is computed in float32 on both
+sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient does. The forward (scores) and
+softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the gradient may be
+far smaller than such a difference: there each term carries its own decay (`steep_triton`).
 
 Where tiles are reloaded instead of saved in registers, a `tl.debug_barrier` precedes: otherwise Triton merges two equal
 loads, and hoists those in a loop.
@@ -44,14 +50,11 @@ import torch
 
 from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
 from ..common.plan_triton import ChunkPlan, block_of
-from .dyadic_triton import (
-    memory_grads_kernel,
-    output_kernel,
-    pass_grads_kernel,
-    slot_grads_kernel,
-    softmax_grads_kernel,
-)
-from .mild_triton import mild_output_kernel, mild_pass_grads_kernel, mild_slot_grads_kernel, mild_softmax_grads_kernel
+from ..common.tiles_triton import BLOCK as _BLOCK
+from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
+from .steep_triton import steep_slot_grads_kernel
+
+BLOCK = _BLOCK.value
 
 
 def _op(M: int) -> str:
@@ -62,44 +65,68 @@ def _op(M: int) -> str:
 class _Plan(ChunkPlan):
     """A chunk plan whose states' rows are the slots, and which knows the queries a group."""
 
+    blocks = True
+
     def __init__(self, q, v, s, packing, chunk_size):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
         self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
+        self.device = s.device
 
     def launch(
-        self, kernel: str, mild_kernel, dyadic_kernel, heads: int, blocks: dict[str, int], *args, apart=False, **more
+        self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
-        """Launch the kernels of both paths (one may be None), with a program for each chunk and each of `heads`.
+        """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: for mild chunks,
+        of which the compiled code knows that they are, then for the others.
 
-        args: the kernels' arguments before `where`; blocks: sizes of the axes they loop over in blocks, as {"K": K};
-        apart: whether each of these blocks has its own program; more: further keyword arguments.
+        args: its arguments before those of positions; blocks: sizes of the axes it loops over in blocks, as {"K": K};
+        apart: whether each of these blocks has its own program; steep: whether the kernel is for steep chunks alone,
+        for which a program looks among several; more: further keyword arguments.
         """
-        for path in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            kernel_of_path = mild_kernel if path == "mild" else dyadic_kernel
-            if kernel_of_path is None:
-                continue
-            row = TABLE[f"{self.op}.{kernel}.{path}", self.width]
-            options, block_count = _options(
-                row, self.H, self.G, self.M, self.C, self.scale_block, self.flags, self.packing is not None,
-                tuple(blocks.items()),
-            )  # fmt: skip
-            programs, where, own = self.chunks * heads, self.where, {}
-            if path == "dyadic":
-                programs = cdiv(self.chunks * self.H, self.at_once) * (heads // self.H)
-                where = (*self.where, self.chunks)
-                own = dict(LEVELS=self.C.bit_length() - 1, SCALED=self.scaled, AT_ONCE=self.at_once)
-            if apart:
-                programs *= block_count
-            flat = self.flattened(args, mild=path == "mild")
-            kernel_of_path[(programs,)](*flat, *where, **options, **own, **more)
+        options, block_count = _options(
+            TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
+            self.packing is not None, tuple(blocks.items()),
+        )  # fmt: skip
+        options = options | more | dict(LEVELS=self.C.bit_length() - 1)
+        where = sums_of_rows(self.C, self.device), *self.where
+        if steep:
+            flat, programs = self.flattened(args, mild=False), cdiv(self.chunks * heads, self.at_once)
+            kernel[(programs,)](*flat, *where, self.chunks, AT_ONCE=self.at_once, **options)
+            return
+        programs = self.chunks * heads * (block_count if apart else 1)
+        for mild in (True, False) if self.scaled else (False,):
+            kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
+
+
+@lru_cache(1024)
+def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
+    """Return matrices of -1, 0 and 1 whose products with log decays g [C, M] are the exponents of the factors inside a
+    chunk, [3, 3 + log2 C, C, C] in bfloat16.
+
+    For blocks of 1 row, of `BLOCK` rows, and of C rows: from a block's middle up to each row; for all rows of a block
+    alike, from its middle to the chunk's start, to its end, and to the boundary of its halves at each dyadic level.
+    """
+    j = torch.arange(C, device="cpu")
+    i = j[:, None]
+
+    def between(begin, end):
+        return ((j >= begin) & (j < end)).float()
+
+    def matrices(rows):
+        middle = i // rows * rows + (rows + 1) // 2
+        yield from (between(middle, i + 1) - between(i + 1, middle), between(0, middle), between(middle, C))
+        for level in range(C.bit_length() - 1):
+            boundary = (i >> (level + 1) << (level + 1)) + (1 << level)
+            yield between(boundary, middle) + between(middle, boundary)
+
+    return torch.stack([torch.stack(list(matrices(rows))) for rows in (1, BLOCK, C)]).bfloat16().to(device)
 
 
 @lru_cache(1024)
 def _options(
     row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
 ) -> tuple[dict, int]:
-    """Return the launch options of a kernel of either path, and the number of blocks."""
+    """Return the launch options of a kernel, and the number of blocks."""
     options = dict(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
         num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
@@ -155,8 +182,9 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     )
     o, logits = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
     plan.launch(
-        "output", mild_output_kernel, output_kernel, q.shape[2], dict(K=K, V=V),
+        "output", output_kernel, q.shape[2], dict(K=K, V=V),
         q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, logits, scale, KEEP=keep,
+        SCALED=plan.scaled,
     )  # fmt: skip
     if keep:
         if packing is not None:
@@ -179,8 +207,8 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
     plan.launch(
-        "softmax_grads", mild_softmax_grads_kernel, softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, hv, logits, mild, p, dscores, reads, scale,
+        "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
+        v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
     first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
@@ -189,24 +217,25 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     )
     dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
-    of_memories = plan.empty(s.shape), plan.empty(s.shape)
-    memories = (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores)
-    plan.launch("slot_grads", mild_slot_grads_kernel, None, plan.H, dict(K=K, V=V), *memories, reads, mild, ds, dg)
-    plan.launch("memory_grads", None, memory_grads_kernel, plan.H, dict(K=K, V=V), *memories, mild, *of_memories)
-    plan.launch(
-        "slot_grads", None, slot_grads_kernel, plan.H, dict(K=K, V=V),
-        q, k, v, s, g, do, p, dscores, *of_memories, mild, ds, dg,
-    )  # fmt: skip
-    del reads, of_memories, memories  # the next gradients reuse their memory
+    blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
+    if plan.scaled:
+        plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args)
+        plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, MEMORIES=True,
+                    PAIRS=True, SCALED=True)  # fmt: skip
+    else:  # float32 tiles leave no registers for both
+        for name, memories in (("slot_grads_of_memories", True), ("steep_slot_grads", False)):
+            plan.launch(name, steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, MEMORIES=memories,
+                        PAIRS=not memories, SCALED=False)  # fmt: skip
+    del reads, args  # the next gradients reuse its memory
     dv = torch.empty_like(v)
     plan.launch(
-        "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=V),
-        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
+        "pass_grads", pass_grads_kernel, plan.H, dict(D=V),
+        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, SCALED=plan.scaled, apart=plan.G > 1,
     )  # fmt: skip
     del p, dhv
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     plan.launch(
-        "pass_grads", mild_pass_grads_kernel, pass_grads_kernel, plan.H, dict(D=K),
-        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
+        "pass_grads", pass_grads_kernel, plan.H, dict(D=K),
+        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, SCALED=plan.scaled, apart=plan.G > 1,
     )  # fmt: skip
     return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)

@@ -1,11 +1,27 @@
-"""What both paths through a chunk share: loading stored memories, with slots as rows, and the softmax over slots."""
+"""What GSA's kernels inside chunks share: sums of decays, products with stored memories, with slots as rows, and the
+softmax over slots."""
 
 import triton
 import triton.language as tl
 
-from ..common.tiles_triton import (
-    state_pointers,
-)
+from ..common.blocks_triton import sums
+from ..common.tiles_triton import load_tile, scaled, state_pointers
+
+TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+"""Matrices of a way to cut a chunk into blocks (`chunk_triton.sums_of_rows`), after the one of a block's middle."""
+
+
+@triton.jit
+def matrix(ones, n, C: tl.constexpr):
+    """Load matrix n of ones [:, C, C]."""
+    o_c = tl.arange(0, C)
+    return tl.load(ones + n * C * C + o_c[:, None] * C + o_c[None, :])
+
+
+@triton.jit
+def decays(ones, n, b_g, C: tl.constexpr):
+    """Return the log decays [C, BM] that matrix n of ones sums."""
+    return sums(matrix(ones, n, C), b_g)
 
 
 @triton.jit
@@ -17,14 +33,66 @@ def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.const
 
 @triton.jit
 def units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
-          BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """Load the row scales of that block, [BM]; ones unless SCALED. BS: columns that share a scale."""
+          BS: tl.constexpr):  # fmt: skip
+    """Load the row scales of that block, [BM]. BS: columns that share a scale."""
     o_m = tl.arange(0, BM)
+    BLOCKS = (D + BS - 1) // BS
+    return tl.load(scales + (i.to(tl.int64) * BLOCKS + i_d * BD // BS) * M + o_m, mask=(o_m < M) & there, other=0.0)
+
+
+@triton.jit
+def read_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+                BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr, remainders=None):  # fmt: skip
+    """Return x S^T [C, BM] of a block of columns of x and memory i. remainders: S's rounding errors, or None."""
+    b_S = memory(states, i, there, i_d, M, D, BM, BD)
     if SCALED:
-        BLOCKS = (D + BS - 1) // BS
-        return tl.load(scales + (i.to(tl.int64) * BLOCKS + i_d * BD // BS) * M + o_m, mask=(o_m < M) & there, other=0.0)
+        unit = units(scales, i, there, i_d, M, D, BM, BD, BS)
+        x_16, x_unit = scaled(b_x)
+        reads = tl.dot(x_16, tl.trans(b_S))
+        if remainders is not None:
+            reads += tl.dot(x_16, tl.trans(memory(remainders, i, there, i_d, M, D, BM, BD)))
+        reads *= x_unit[:, None] * unit[None, :]
     else:
-        return tl.full([BM], 1.0, tl.float32)
+        reads = tl.dot(b_x, tl.trans(b_S), input_precision="tf32x3")
+    return reads
+
+
+@triton.jit
+def weighed_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+                   BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """Return x S [C, BD] of x [C, BM] and a block of columns of memory i."""
+    b_S = memory(states, i, there, i_d, M, D, BM, BD)
+    if SCALED:
+        x_16, x_unit = scaled(b_x * units(scales, i, there, i_d, M, D, BM, BD, BS)[None, :])
+        rows = tl.dot(x_16, b_S) * x_unit[:, None]
+    else:
+        rows = tl.dot(b_x, b_S, input_precision="tf32x3")
+    return rows
+
+
+@triton.jit
+def add_written(b_ds, b_SD, y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
+                D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+                SCALED: tl.constexpr):  # fmt: skip
+    """Return b_ds + y D_S^T [C, BM] and b_SD + sum_d S D_S [BM] of one pass.
+
+    SCALED: the sums are the diagonal of a product, whose 16-bit operands reach the tensor core unchanged. In registers
+    both tiles would be converted to float32, and others spilled.
+    """
+    there = start < end
+    o_m = tl.arange(0, BM)
+    for i_d in range(0, (D + BD - 1) // BD):
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        b_ds += read_memory(b_y, dstates, dscales, i_s, there, i_d, M, D, BM, BD, BS, SCALED)
+        b_S = memory(states, i_s, there, i_d, M, D, BM, BD)
+        b_D = memory(dstates, i_s, there, i_d, M, D, BM, BD)
+        if SCALED:
+            unit = units(dscales, i_s, there, i_d, M, D, BM, BD, BS)
+            unit *= units(scales, i_s, there, i_d, M, D, BM, BD, BS)
+            b_SD += tl.sum(tl.where(o_m[:, None] == o_m[None, :], tl.dot(b_S, tl.trans(b_D)), 0.0), 1) * unit
+        else:
+            b_SD += tl.sum(b_S * b_D, 1)
+    return b_ds, b_SD
 
 
 @triton.jit

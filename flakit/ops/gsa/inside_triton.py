@@ -1,0 +1,442 @@
+"""GSA's kernels that work inside chunks, whatever the decays; `chunk_triton` explains them and their precision."""
+
+import triton
+import triton.language as tl
+
+from ..common.blocks_triton import (
+    add_full_product,
+    add_operands,
+    add_product,
+    add_split_by_input,
+    add_sums,
+    decay_factor,
+    diagonal,
+    exp,
+    kernel,
+    operand,
+    program,
+    split,
+)
+from ..common.pairs_triton import BLOCK_LEVELS, masked, within
+from ..common.positions_triton import locate_chunk
+from ..common.tiles_triton import (
+    from_middle,
+    is_zero,
+    load_decays,
+    load_tile,
+    mildest,
+    prefetch_state,
+    prefetch_tile,
+    store_tile,
+)
+from .slots_triton import (
+    TO_BOUNDARY,
+    TO_END,
+    TO_START,
+    add_written,
+    decays,
+    read_memory,
+    softmax,
+    softmax_grads,
+    weighed_memory,
+)
+
+
+@triton.jit
+def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
+    """Return the binary logarithm of the rows of a chunk's blocks, and the matrices of these blocks.
+
+    flag: of the chunk (`halves_and_mild`), 2 if MILD and 0 unless SCALED.
+    """
+    if MILD:
+        base = LEVELS
+    elif SCALED:
+        base = tl.where(flag == 1, BLOCK_LEVELS, 0)
+    else:
+        base = 0
+    return base, ones + flag * ((TO_BOUNDARY + LEVELS) << (2 * LEVELS))
+
+
+@triton.jit
+def _load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+                 MILD: tl.constexpr):  # fmt: skip
+    """Load the log decays of a chunk; unless it is MILD, none is below -128 (`load_decays`)."""
+    if MILD:
+        b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    else:
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    return b_g
+
+
+@triton.jit
+def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
+    """Return the log decay from the middle of its block up to each row, [C, BM]; MILD: of the chunk, without waiting
+    for a matrix; None unless SCALED, for blocks of single rows."""
+    upto = None
+    if MILD:
+        upto = from_middle(b_g, C)
+    elif SCALED:
+        upto = decays(ones, 0, b_g, C)
+    return upto
+
+
+@triton.jit
+def _decayed(x, upto, SIGN: tl.constexpr):
+    """Return x e^{upto} or, with SIGN -1, x e^{-upto}, in float32."""
+    x = x.to(tl.float32)
+    if upto is not None:
+        x *= exp(SIGN * upto)
+    return x
+
+
+@triton.jit
+def _as_split(x, MILD: tl.constexpr):
+    """Return float32 x; MILD: as the sum of the two parts in which it takes part in products."""
+    if MILD:
+        high, low = split(x)
+        x = high.to(tl.float32) + low.to(tl.float32)
+    return x
+
+
+@triton.jit
+def _below(base, C: tl.constexpr, OWN: tl.constexpr):
+    """Return the mask [C, C] of the pairs i > j of one block of 2^base rows, with OWN of i = j too."""
+    o_c = tl.arange(0, C)
+    return within(o_c >> base << base, o_c + OWN, C)
+
+
+@triton.jit
+def _between(level, C: tl.constexpr):
+    """Return the mask [C, C] of rows of right halves and columns of left halves of one block of 2^(level + 1) rows."""
+    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return (i > j) & ((i ^ j) >> level == 1)
+
+
+@triton.jit
+def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i_h, i_s, HX: tl.constexpr,
+           H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+           BS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
+           remainders=None):  # fmt: skip
+    """Return x's read of each slot without the factor e^{upto}, [C, BM].
+
+    remainders: S's rounding errors, or None.
+    """
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    reads = tl.zeros([C, BM], dtype=tl.float32)
+    for i_d in range(0, (D + BD - 1) // BD):
+        b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        b_A = tl.dot(b_x, tl.trans(b_y), b_A, input_precision="tf32x3")
+        reads += read_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED, remainders)
+    b_s = _decayed(b_s, upto, -1)
+    if base < LEVELS:
+        reads *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+    for n in range(base, LEVELS):
+        weight = decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        A_high, A_low = operand(masked(_between(n, C), b_A), SCALED)
+        s_high, s_low = operand(b_s * weight, SCALED)
+        reads += add_operands(tl.zeros([C, BM], dtype=tl.float32), A_high, A_low, s_high, s_low, SCALED) * weight
+    if SCALED:
+        A_high, A_low = split(masked(_below(base, C, MILD), b_A))
+        s_high, s_low = split(b_s)
+        reads = add_full_product(reads, A_high, A_low, s_high, s_low)
+    if not MILD:
+        reads += diagonal(b_A, C) * b_s
+    return reads
+
+
+@triton.jit
+def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
+    """Return the scores of x* and s* [C, C], as an `operand`."""
+    b_E = tl.zeros([C, C], dtype=tl.float32)
+    if SCALED:
+        x_high, x_low = split(b_x)
+        s_high, s_low = split(b_s)
+        b_E = masked(_below(base, C, True), add_product(b_E, x_high, x_low, tl.trans(s_high), tl.trans(s_low)))
+    else:
+        o_c = tl.arange(0, C)
+        b_E = tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_x * b_s, 1)[:, None], b_E)
+    for n in range(base, LEVELS):
+        right = (tl.arange(0, C) >> n) & 1 == 1
+        b_x_or_s = tl.where(right[:, None], b_x, b_s) * decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        high, low = operand(b_x_or_s, SCALED)
+        scores = add_operands(tl.zeros([C, C], dtype=tl.float32), high, low, tl.trans(high), tl.trans(low), SCALED)
+        b_E += masked(_between(n, C), scores)
+    return operand(b_E, SCALED)
+
+
+@kernel
+def output_kernel(
+    q, k, v, s, g, hk, hk_scales, remainders, hv, hv_scales, mild, o, logits, scale,
+    ones, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """p = softmax(scale logits), o = B v + (p e^{to start}) hv for one chunk and query head, B the scores of p with s.
+
+    In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
+
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], logits [B, T, H G, M]
+    hk, remainders [chunks, H, M, K], hv [chunks, H, M, V] float16, *_scales [chunks, H, NS, M], NS = ceil(K or V / BS)
+    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    """
+    i = tl.program_id(0)
+    i_hq, i_c = i % (H * G), i // (H * G)
+    i_h = i_hq // G
+    flag = mildest(mild, i_c * H + i_h, FLAGS)
+    if (flag == 2) != MILD:
+        return
+    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
+    upto = _upto(ones, b_g, C, MILD, SCALED)
+    b_p = _reads(
+        q, k, hk, hk_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS,
+        LEVELS, MILD, SCALED, remainders,
+    )  # fmt: skip
+    b_p = _decayed(b_p, upto, 1)
+    if KEEP:
+        store_tile(logits, b_p, start, end, i_hq, 0, H * G, M, C, BM)
+    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1)
+    B_high, B_low = _scores(b_p, _decayed(b_s, upto, -1), b_g, base, ones, C, LEVELS, SCALED)
+    if base < LEVELS:
+        b_p *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+    for i_v in range(0, (V + BV - 1) // BV):
+        b_o = weighed_memory(b_p, hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
+        b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
+        b_o = add_split_by_input(b_o, B_high, B_low, b_v)
+        store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
+
+
+@kernel
+def softmax_grads_kernel(
+    v, s, g, do, hv, hv_scales, logits, mild, p, dscores, reads, scale,
+    ones, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """Compute p, scale dscores = scale p (dp - <p, dp>), where dp is do's read, and reads for one chunk and query head.
+
+    reads: the part of a read in the gradient of the decays up to it, of both passes, p dp + scale dscores logits, from
+    the operands x* of `slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and logits [C, BM].
+
+    v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], logits, p, dscores, reads [B, T, H G, M]
+    hv [chunks, H, M, V] float16, hv_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
+    """
+    i = tl.program_id(0)
+    i_hq, i_c = i % (H * G), i // (H * G)
+    i_h = i_hq // G
+    flag = mildest(mild, i_c * H + i_h, FLAGS)
+    if (flag == 2) != MILD:
+        return
+    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
+    upto = _upto(ones, b_g, C, MILD, SCALED)
+    b_dp = _reads(
+        do, v, hv, hv_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS,
+        LEVELS, MILD, SCALED,
+    )  # fmt: skip
+    b_logits = load_tile(logits, start, end, i_hq, 0, 0, H * G, M, C, BM)
+    b_p = softmax(b_logits * scale, M, BM)
+    stored = b_p.to(p.dtype.element_ty)
+    store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
+    b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1), SCALED) * scale
+    store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
+    if SCALED:
+        b_reads = _as_split(_decayed(stored, upto, 1), MILD) * b_dp
+        b_reads += _as_split(_decayed(b_x, upto, 1), MILD) * _decayed(b_logits, upto, -1)
+        store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
+
+
+@triton.jit
+def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr,
+                   M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+                   LEVELS: tl.constexpr, MILD: tl.constexpr):  # fmt: skip
+    """Return b_z + the reads of each key in one pass without the factor e^{-upto}, [C, BM]."""
+    b_dA = tl.zeros([C, C], dtype=tl.float32)
+    b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
+    for i_d in range(0, (D + BD - 1) // BD):
+        b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+        b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
+        b_dA = tl.dot(b_y, tl.trans(b_z1), b_dA)
+    b_x = b_x.to(tl.float32) * exp(upto)
+    for n in range(base, LEVELS):
+        weight = exp(decays(ones, TO_BOUNDARY + n, b_g, C))
+        dA_high, dA_low = split(masked(tl.trans(_between(n, C)), b_dA))
+        x_high, x_low = split(b_x * weight)
+        b_z += add_product(tl.zeros([C, BM], dtype=tl.float32), dA_high, dA_low, x_high, x_low) * weight
+    if not MILD:
+        b_z += diagonal(b_dA, C) * b_x
+    dA_high, dA_low = split(masked(tl.trans(_below(base, C, MILD)), b_dA))
+    x_high, x_low = split(b_x)
+    return add_full_product(b_z, dA_high, dA_low, x_high, x_low)
+
+
+@kernel
+def slot_grads_kernel(
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales,
+    dhv, dhv_scales, p, dscores, reads, mild, ds, dg, ones,
+    sequence_of_chunk, cu_seqlens, chunks_before, T,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Compute ds and dg for one chunk of mild blocks and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
+
+    Over both passes, x and z of each query of a group, S and D_S as in `pass_grads_kernel`:
+        Z = sum of the reads of each key,   Y = sum (y D_S^T) e^{to end},   ds = (Y + Z) e^{-upto}
+        dg_t = e^{total} sum S D_S + sum_{i>=t} reads_i - sum_{j>=t} s*_j Z_j + sum_{j<t} s*_j Y_j
+
+    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], do [B, T, H G, V], s, g, ds, dg [B, T, H, M]
+    p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V] float16
+    *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
+    """
+    i = tl.program_id(0)
+    i_h, i_c = i % H, i // H
+    flag = mildest(mild, i_c * H + i_h, FLAGS)
+    if flag != 1 + MILD:
+        return
+    base, ones = _blocks(flag, ones, LEVELS, MILD, True)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    i_s = i_c * H + i_h
+    o_c = tl.arange(0, C)
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    for i_g in range(G):
+        i_hq = i_h * G + i_g
+        prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
+        prefetch_tile(do, start, end, i_hq, 0, H * G, V, C, V)
+        prefetch_tile(p, start, end, i_hq, 0, H * G, M, C, M)
+        prefetch_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
+    prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
+    upto = _upto(ones, b_g, C, MILD, True)
+    b_z = tl.zeros([C, BM], dtype=tl.float32)
+    for i_g in range(G):
+        i_hq = i_h * G + i_g
+        b_z = _add_key_reads(
+            b_z, dscores, k, q, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK, LEVELS, MILD
+        )  # fmt: skip
+        b_z = _add_key_reads(
+            b_z, p, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS, MILD
+        )  # fmt: skip
+    prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
+    prefetch_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
+    prefetch_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
+    prefetch_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
+    prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    b_y, b_SD = tl.zeros([C, BM], dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
+    b_y, b_SD = add_written(
+        b_y, b_SD, k, hk, hk_scales,
+        dhk, dhk_scales,
+        start, end, i_h, i_s, H, M, K, C, BM, BK, BS, True,
+    )  # fmt: skip
+    b_y, b_SD = add_written(
+        b_y, b_SD, v, hv, hv_scales,
+        dhv, dhv_scales,
+        start, end, i_h, i_s, H, M, V, C, BM, BV, BS, True,
+    )  # fmt: skip
+    tl.debug_barrier()
+    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    upto = _upto(ones, b_g, C, MILD, True)
+    key = exp(-upto)
+    if base < LEVELS:
+        b_y *= exp(decays(ones, TO_END, b_g, C))
+        b_SD *= exp(tl.sum(b_g.to(tl.float32), 0))
+    store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
+    b_s = _as_split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key, MILD)
+    passing = -b_s * b_z
+    for i_g in range(G):
+        passing += load_tile(reads, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM)
+    b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
+    b_dg += b_SD[None, :]
+    b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, False)
+    empty = is_zero(hk_scales, i_s, start < end, 0, M, K, BM, BS) & is_zero(
+        hv_scales, i_s, start < end, 0, M, V, BM, BS
+    )
+    b_dg = tl.where((o_c == 0)[:, None] & empty[None, :], 0.0, b_dg)
+    store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
+
+
+@kernel
+def pass_grads_kernel(
+    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz,
+    ones, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+    BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """Compute one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+
+    With E the scores of x with s, S the memory entering and D_S the gradient of the one leaving the chunk:
+        dy = E^T z + (s* e^{to end}) D_S,   dz = E y + (x* e^{to start}) S (dq; do has no gradient)
+    In registers: E [C, C]; x* and s* [C, BM]; dy or dz [C, BD].
+    Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
+
+    x [B, T, H G, M], y, dy [B, T, H, D], z, dz [B, T, H G, D], s, g [B, T, H, M]
+    states, dstates [chunks, H, M, D] float16, scales, dscales [chunks, H, NS, M]
+    mild, sequence_of_chunk, … as of `output_kernel`
+    """
+    BLOCKS: tl.constexpr = (D + BD - 1) // BD
+    OWN_BLOCKS: tl.constexpr = BLOCKS if G == 1 else 1
+    i_b, i = program(BLOCKS // OWN_BLOCKS)
+    i_h, i_c = i % H, i // H
+    flag = mildest(mild, i_c * H + i_h, FLAGS)
+    if (flag == 2) != MILD:
+        return
+    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
+    i_s = i_c * H + i_h
+    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
+    if G == 1:
+        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
+        prefetch_state(dstates, i_s, start < end, 0, 0, M, D, BM, D)
+        prefetch_tile(z, start, end, i_h, 0, H, D, C, D)
+        if FIRST:
+            prefetch_state(states, i_s, start < end, 0, 0, M, D, BM, D)
+            prefetch_tile(y, start, end, i_h, 0, H, D, C, D)
+    upto = _upto(ones, b_g, C, MILD, SCALED)
+    b_s = _decayed(b_s, upto, -1)
+    if G == 1:
+        b_x = _decayed(b_x, upto, 1)
+        E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+    left = b_s
+    if base < LEVELS:
+        left *= decay_factor(decays(ones, TO_END, b_g, C), SCALED)
+    for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
+        i_d = i_b + n
+        b_dy = weighed_memory(left, dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+        for i_g in range(G):
+            if G > 1:
+                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1)
+                E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+            b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
+            b_dy = add_split_by_input(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
+        store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
+    if FIRST:
+        tl.debug_barrier()
+        for i_g in range(G):
+            i_hq = i_h * G + i_g
+            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1)
+            if G > 1:
+                E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+            if base < LEVELS:
+                b_x *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+            for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
+                i_d = i_b + n
+                b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
+                b_dz = weighed_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
+                b_dz = add_split_by_input(b_dz, E_high, E_low, b_y)
+                store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)
