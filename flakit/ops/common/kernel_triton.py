@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from triton import knobs
 from triton.compiler import ASTSource
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from .dispatch import interpreted
@@ -87,11 +88,16 @@ class Kernel(JITFunction):
 
     def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
         monitored = JITFunction.run is not RUN or self.pre_run_hooks
-        signature = None if monitored or not CACHED else _signature(args, options)
+        signature, values = (None, None) if monitored or not CACHED else _signature(args, options)
         if signature is not None and (entry := self._compiled.get(signature)) is not None:
             compiled, constants = entry
             x, y, z = (*grid, 1, 1)[:3]
-            compiled[x, y, z](*args, *constants)
+            stream = driver.active.get_current_stream(driver.active.get_current_device())
+            metadata = compiled.launch_metadata((x, y, z), stream, *args, *constants)
+            compiled.run(
+                x, y, z, stream, compiled.function, compiled.packed_metadata, metadata,
+                knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *values, *constants,
+            )  # fmt: skip
             return
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
@@ -101,30 +107,35 @@ class Kernel(JITFunction):
             self._compiled[signature] = compiled, [options[name] for name in constants]
 
 
-def _signature(args: tuple, options: dict) -> tuple | None:
-    """Return a key at least as fine as Triton's specialization; None where Triton may use other properties.
+def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
+    """Return a key at least as fine as Triton's specialization, None where Triton may use other properties; and the
+    arguments with addresses for tensors, about which Triton would ask the driver.
 
-    It has the dtypes of tensors, whose addresses must be multiples of 16, and of integers below 2^31 whether they are 1
-    or multiples of 16.
+    The key has the dtypes of tensors, whose addresses must be multiples of 16, and of integers below 2^31 whether they
+    are 1 or multiples of 16. A tensor on the CPU has none.
     """
     hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
-    device, addresses = -1, 0
+    device, addresses, values = -1, 0, []
     signature = [knobs.runtime.debug, knobs.compilation.instrumentation_mode, hook, *options, *options.values()]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:
             device = x.get_device()
-            addresses |= x.data_ptr()
+            address = x.data_ptr()
+            addresses |= address
             signature.append(x.dtype)
-        elif of is int:
+            values.append(address)
+            continue
+        if of is int:
             if not 0 <= x < 2**31:
-                return None
+                return None, values
             signature.append(16 if x % 16 == 0 else min(x, 2))
         elif x is None or of is float:
             signature.append(of)
         else:
-            return None
-    return None if addresses % 16 else (device, *signature)
+            return None, values
+        values.append(x)
+    return None if addresses % 16 else (device, *signature), values
 
 
 def runs_gluon(*tensors: Tensor) -> bool:
