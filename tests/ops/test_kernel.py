@@ -35,9 +35,6 @@ class Compiled:
     def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *args):
         self.launched.append(((x, y, z), args))
 
-    def __getitem__(self, grid):
-        return lambda *args: self.run(*grid, *[None] * 6, *args)
-
 
 @pytest.fixture
 def kernel(monkeypatch):
@@ -59,6 +56,10 @@ OTHERS = [
 ]  # fmt: skip
 
 
+def addresses(args):
+    return [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args]
+
+
 def apart(given):
     names = "x", "y", "more", "n", "m", "scale"
     return [given[name] for name in names], {name: x for name, x in given.items() if name not in names}
@@ -73,8 +74,7 @@ def test_what_is_launched_is_what_triton_would_launch(kernel, programs):
             expected = kernel.run(*args, grid=programs, warmup=True, **options)
             grid, launched = expected.launched.pop()
             assert grid == (*programs, 1, 1)[:3] and not expected.launched
-            assert len(launched) == 8 and all(x is y for x, y in zip(launched, [*args, *launched[6:]], strict=True))
-            assert launched[6:] == (options["C"], options["WHOLE"])
+            assert addresses(launched) == [*addresses(args), options["C"], options["WHOLE"]]
 
 
 def test_a_known_kind_is_launched_without_triton_looking(kernel, monkeypatch):
@@ -99,6 +99,34 @@ def test_who_watches_sees_a_known_launch(kernel):
     kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
     kernel[(3,)](*args, **options)
     assert seen == [32]
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_are_called_at_a_known_launch(kernel, name, monkeypatch):
+    args, options = apart(USUAL)
+    kernel[(3,)](*args, **options)
+    (compiled,) = (found for found, _ in kernel._compiled.values())
+    passed = []
+    monkeypatch.setattr(compiled, "run", lambda *args: passed.append(args[6:9]))
+    hook = getattr(knobs.runtime, name)
+    kernel[(3,)](*args, **options)
+    assert passed.pop() == (None, None, None)
+    hook.add(print)
+    try:
+        kernel[(3,)](*args, **options)
+    finally:
+        hook.remove(print)
+    assert hook in passed.pop()
+    monkeypatch.setattr(knobs.runtime, name, print)
+    kernel[(3,)](*args, **options)
+    assert print in passed.pop()
+
+
+def test_a_tensor_on_the_cpu_makes_another_kind(monkeypatch):
+    on_cpu = X.clone()
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is on_cpu else 1)
+    signatures = [kernel_triton._signature(args, {})[0] for args in ((X, X), (X, on_cpu), (on_cpu, X))]
+    assert signatures[0] not in signatures[1:]
 
 
 def test_triton_asked_to_debug_compiles_anew(kernel, monkeypatch):

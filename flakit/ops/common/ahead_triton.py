@@ -44,7 +44,7 @@ class Kernels:
         self._known: dict[tuple, list[Future]] = {}
         """Compilations for each signature of calls; empty once they are done."""
         if interpreted():  # no compilation
-            self.forward, self.backward = map(interpreted_alone(), (self._forward_with_packing, self._run_backward))
+            self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
 
     def saved_shapes(self, *args) -> tuple[tuple[int, ...], ...]:
         *tensors, cu_seqlens, chunk_size = args
@@ -56,7 +56,7 @@ class Kernels:
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_forward, args)
-            return self._forward_with_packing(*args)
+            return self._run_forward(*args)
 
     def backward(self, *args):
         *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = args
@@ -66,18 +66,13 @@ class Kernels:
                 self._prepare(key, self._rehearse_backward, args)
             return self._run_backward(*args)
 
-    def _forward_with_packing(self, *args):
-        *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
-        packing = _packing(tensors, cu_seqlens)
-        o, final, saved = self._run_forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
-        return o, final, saved if saved is None or packing is None else (*saved, packing)
-
     def _run_forward(self, *args):
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
         o, final, saved = self.module.forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
         if packing is not None:
             packing.close([o], _parts(final))
+            saved = saved and (*saved, packing)
         return o, final, saved
 
     def _run_backward(self, *args):
@@ -105,6 +100,8 @@ class Kernels:
         args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, saved = self._run_forward(*args)
+        if keep and cu_seqlens is not None:
+            *saved, _ = saved  # without the packing, whose layout was not launched
         backward: list[_Job] = []
         later = "backward", True, *_signature(tensors, state, cu_seqlens, chunk_size)
         if keep and not wants_final and later not in self._known:
@@ -143,17 +140,18 @@ def _parts(state) -> list[Tensor]:
 
 def _on_device_of(x: Tensor):
     """Make x's GPU the current one: Triton launches on the current GPU, wherever the tensors are."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 
 
 def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
     """Return nearly all that a call's kernels depend on; of the length, roughly the number of parts of a sequence."""
-    B, T, *_ = tensors[0].shape
-    length = B, T.bit_length()
+    x = tensors[0]
+    B, T, *_ = x.shape
     packed = None if cu_seqlens is None else cu_seqlens.dtype
-    return tensors[0].device, length, packed, state is None, chunk_size, *[(x.dtype, x.shape[2:]) for x in tensors]
+    kinds = [y.dtype for y in tensors] + [y.shape[2:] for y in tensors]
+    return x.device, B, T.bit_length(), packed, state is None, chunk_size, *kinds
 
 
 def _captured() -> bool:

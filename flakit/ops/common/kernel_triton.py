@@ -87,17 +87,13 @@ class Kernel(JITFunction):
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
-        monitored = JITFunction.run is not RUN or self.pre_run_hooks
-        signature, values = (None, None) if monitored or not CACHED else _signature(args, options)
-        if signature is not None and (entry := self._compiled.get(signature)) is not None:
+        signature, values = (None, None) if self._monitored() or not CACHED else _signature(args, options)
+        entry = None if signature is None else self._compiled.get(signature)
+        if entry is not None:
             compiled, constants = entry
-            x, y, z = (*grid, 1, 1)[:3]
             stream = driver.active.get_current_stream(driver.active.get_current_device())
-            metadata = compiled.launch_metadata((x, y, z), stream, *args, *constants)
-            compiled.run(
-                x, y, z, stream, compiled.function, compiled.packed_metadata, metadata,
-                knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *values, *constants,
-            )  # fmt: skip
+            programs, no_hooks = (*grid, 1, 1)[:3], (None, None, None)
+            compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, *no_hooks, *values, *constants)
             return
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
@@ -106,27 +102,34 @@ class Kernel(JITFunction):
                 self._compiled.clear()
             self._compiled[signature] = compiled, [options[name] for name in constants]
 
+    def _monitored(self) -> bool:
+        """Return whether anything observes launches; only Triton's own path informs it."""
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        return JITFunction.run is not RUN or bool(self.pre_run_hooks) or not (_calls_none(enter) and _calls_none(leave))
+
+
+def _calls_none(hook) -> bool:
+    return hook is None or type(hook) is knobs.HookChain and not hook.calls
+
 
 def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
     """Return a key at least as fine as Triton's specialization, None where Triton may use other properties; and the
     arguments with addresses for tensors, about which Triton would ask the driver.
 
-    The key has the dtypes of tensors, whose addresses must be multiples of 16, and of integers below 2^31 whether they
-    are 1 or multiples of 16. A tensor on the CPU has none.
+    The key has the device of tensors, -1 if one is on the CPU, and their dtypes; their addresses must be multiples of
+    16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
     """
     hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
-    device, addresses, values = -1, 0, []
+    device, addresses, values = 0, 0, []
     signature = [knobs.runtime.debug, knobs.compilation.instrumentation_mode, hook, *options, *options.values()]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:
-            device = x.get_device()
-            address = x.data_ptr()
-            addresses |= address
+            device |= x.get_device()
             signature.append(x.dtype)
-            values.append(address)
-            continue
-        if of is int:
+            x = x.data_ptr()
+            addresses |= x
+        elif of is int:
             if not 0 <= x < 2**31:
                 return None, values
             signature.append(16 if x % 16 == 0 else min(x, 2))

@@ -9,12 +9,14 @@ CHECKPOINT tokens. From there the backward walks a segment twice: first forward,
 a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from .blocks_triton import arrived
-from .launch import CHECKPOINT, TABLE, TOGETHER, block, width
+from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, width
 from .packed_triton import Packing
 
 ROWS = 64
@@ -102,10 +104,14 @@ def relayout(p, x, m):
 
 def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]."""
-    launch = TABLE[kernel, width(x.element_size())]
-    BK, BV = block(x.shape[-1], launch.BK), block(V, launch.BV)
-    if x.shape[-1] > BK:
-        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {x.shape[-1]}")
+    return _blocks_and_options(TABLE[kernel, width(x.element_size())], x.shape[-1], V)
+
+
+@lru_cache(1024)
+def _blocks_and_options(launch: Launch, K: int, V: int) -> tuple[int, int, int, dict]:
+    BK, BV = block(K, launch.BK), block(V, launch.BV)
+    if K > BK:
+        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {K}")
     warps = min(16, launch.num_warps * max(1, BK // ROWS))
     return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 

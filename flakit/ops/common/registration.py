@@ -152,7 +152,7 @@ class Registered:
         self.check_values(tensors, () if state is None else self._parts(state), cu_seqlens)
         saved = None
         if backend == "triton":
-            tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
+            tensors, state, cu_seqlens = map(_contiguous, (tensors, state, cu_seqlens))
             o, final, saved = self._kernels(form, tensors).forward(
                 *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
             )
@@ -202,7 +202,7 @@ class Registered:
         saved, do, rest = rest[: self.n_saved], rest[self.n_saved], rest[self.n_saved + 1 :]
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
-            tensors, state, cu_seqlens = _contiguous(tensors), _contiguous(state), _contiguous(cu_seqlens)
+            tensors, state, cu_seqlens = map(_contiguous, (tensors, state, cu_seqlens))
             *grads, dstate = self._kernels(form, tensors).backward(
                 *tensors, scale, state, cu_seqlens, chunk_size, saved, do.contiguous(), _contiguous(dfinal)
             )
@@ -300,7 +300,8 @@ def plain_eager(tensors: Sequence[Tensor]) -> bool:
         return False
     batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(..., is_grads_batched=True)
     for x in tensors:  # a loop, as in `check.check_tensor`
-        if type(x) not in (Tensor, Parameter) or not (x.is_cuda or x.is_cpu) or batched(x):
+        of = type(x)
+        if not (of is Tensor or of is Parameter) or not (x.is_cuda or x.is_cpu) or batched(x):
             return False
     return True
 

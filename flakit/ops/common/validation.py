@@ -63,7 +63,7 @@ def is_checked() -> bool:
 
 
 def looks_at_values(x: Tensor) -> bool:
-    return x.device.type == "cpu" or is_checked()
+    return x.is_cpu or is_checked()
 
 
 class Once:
@@ -232,7 +232,9 @@ def check_state(
 
 def check_flag(name: str, flag: object) -> bool:
     """Return a flag, Python's or numpy's, as a bool; None, which flash-linear-attention's layers pass, is False."""
-    if flag is not None and not isinstance(flag, (bool, np.bool_)):
+    if flag is True or flag is False:
+        return flag
+    if flag is not None and not isinstance(flag, np.bool_):
         raise TypeError(f"{name}: expected True or False, got {type(flag).__name__}")
     return bool(flag)
 
