@@ -88,10 +88,9 @@ class Kernel(JITFunction):
 
     def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
         signature, values = (None, None) if self._monitored() or not CACHED else _signature(args, options)
-        entry = None if signature is None else self._compiled.get(signature)
-        if entry is not None:
+        if (entry := self._compiled.get(signature)) is not None:
             compiled, constants = entry
-            stream = driver.active.get_current_stream(driver.active.get_current_device())
+            stream = driver.active.get_current_stream(signature[0])
             programs, no_hooks = (*grid, 1, 1)[:3], (None, None, None)
             compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, *no_hooks, *values, *constants)
             return
@@ -116,12 +115,12 @@ def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
     """Return a key at least as fine as Triton's specialization, None where Triton may use other properties; and the
     arguments with addresses for tensors, about which Triton would ask the driver.
 
-    The key has the device of tensors, -1 if one is on the CPU, and their dtypes; their addresses must be multiples of
-    16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
+    The key begins with the device of the tensors, -1 if one is on the CPU, and has their dtypes; their addresses must
+    be multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
     """
-    hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
     device, addresses, values = 0, 0, []
-    signature = [knobs.runtime.debug, knobs.compilation.instrumentation_mode, hook, *options, *options.values()]
+    settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
+    signature = [*settings, *options, *options.values()]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:

@@ -146,13 +146,13 @@ class Registered:
     ):
         """Return o, the final state's parts (None unless requested), and the saved tensors (None unless `keep`),
         followed by the `Packing` of packed sequences."""
-        first, T = tensors[0], tensors[0].shape[1]
+        first = tensors[0]
         if cu_seqlens is not None:
-            check.check_offsets(cu_seqlens, cu_seqlens_cpu, T, reads_values=backend != "triton")
+            check.check_offsets(cu_seqlens, cu_seqlens_cpu, first.shape[1], reads_values=backend != "triton")
         self.check_values(tensors, () if state is None else self._parts(state), cu_seqlens)
         saved = None
         if backend == "triton":
-            tensors, state, cu_seqlens = map(_contiguous, (tensors, state, cu_seqlens))
+            tensors, state, cu_seqlens = [x.contiguous() for x in tensors], _contiguous(state), _contiguous(cu_seqlens)
             o, final, saved = self._kernels(form, tensors).forward(
                 *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
             )
@@ -202,7 +202,7 @@ class Registered:
         saved, do, rest = rest[: self.n_saved], rest[self.n_saved], rest[self.n_saved + 1 :]
         dfinal, (scale, form, backend, chunk_size) = self.whole(rest[: len(self.states)]), rest[len(self.states) :]
         if backend == "triton":
-            tensors, state, cu_seqlens = map(_contiguous, (tensors, state, cu_seqlens))
+            tensors, state, cu_seqlens = [x.contiguous() for x in tensors], _contiguous(state), _contiguous(cu_seqlens)
             *grads, dstate = self._kernels(form, tensors).backward(
                 *tensors, scale, state, cu_seqlens, chunk_size, saved, do.contiguous(), _contiguous(dfinal)
             )

@@ -5,6 +5,8 @@ CHECKPOINT tokens; the backward recomputes one such segment at a time and walks 
 dw_t = sum_v e^{w_t} S_{t-1} D_t uses the states themselves, without cancellation.
 """
 
+from functools import partial
+
 import torch
 import triton.language as tl
 
@@ -181,7 +183,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = blocks_and_options("rwkv6.recurrent", r, V)
-    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    empty = partial(r.new_empty, dtype=torch.float32)
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](

@@ -6,6 +6,8 @@ the backward recomputes one such segment at a time and walks it in reverse. Then
 the states themselves, without cancellation.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -178,7 +180,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
     BK, BV, NV, options = blocks_and_options("rwkv7.recurrent", r, V)
-    empty = r.new_empty(0, dtype=torch.float32).new_empty
+    empty = partial(r.new_empty, dtype=torch.float32)
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
     recurrent_kernel[(NV * N * H,)](
