@@ -14,11 +14,13 @@ recomputed segment by segment from checkpoints, as in `rwkv6.recurrent_triton`; 
 cancellation.
 """
 
+from functools import lru_cache
+
 import torch
 import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
-from ..common.launch import CHECKPOINT, TABLE, block, width
+from ..common.launch import CHECKPOINT, TABLE, Launch, block, width
 from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
     arrived_turn,
@@ -238,12 +240,12 @@ def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], .
     return (*q.shape[:3], M), checkpoints_shape(k, M, packing), checkpoints_shape(s, V, packing)
 
 
-def _blocks_and_options(k, v, s, N: int) -> tuple[dict, int, dict]:
-    """Return BK (covering K), BV and BM (covering M), the number of blocks along V, and launch options."""
-    launch, (_, T, H, K), V, M = TABLE["gsa.recurrent", width(s.element_size())], k.shape, v.shape[-1], s.shape[-1]
+@lru_cache(1024)
+def _blocks_and_options(launch: Launch, heads: int, T: int, K: int, V: int, M: int) -> tuple[dict, int, dict]:
+    """Return BK (covering K), BV and BM (covering M), the number of blocks along V, and launch options. heads: N H."""
     BK, BV, BM = block(K, launch.BK), block(V, launch.BV), block(M, 128)
     enough = FEW if T == 1 else FEW_WALKS
-    while BV > 16 and -(-V // BV) * N * H < enough:
+    while BV > 16 and -(-V // BV) * heads < enough:
         BV //= 2
     warps = min(16, launch.num_warps * max(1, BK * BM // HK_ELEMENTS))
     blocks = dict(BK=BK, BV=BV, BM=BM)
@@ -254,7 +256,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
-    blocks, NV, options = _blocks_and_options(k, v, s, N)
+    blocks, NV, options = _blocks_and_options(TABLE["gsa.recurrent", width(s.element_size())], N * H, T, K, V, M)
     empty = q.new_empty(0, dtype=torch.float32).new_empty
     o = q.new_empty(B, T, HQ, V)
     final = (empty(N, H, K, M), empty(N, H, M, V)) if output_final_state else (None, None)
