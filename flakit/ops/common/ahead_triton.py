@@ -147,11 +147,10 @@ def _on_device_of(x: Tensor):
 
 def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
     """Return nearly all that a call's kernels depend on; of the length, roughly the number of parts of a sequence."""
-    x = tensors[0]
-    B, T, *_ = x.shape
+    B, T, *head = tensors[0].shape
     packed = None if cu_seqlens is None else cu_seqlens.dtype
-    kinds = [y.dtype for y in tensors] + [y.shape[2:] for y in tensors]
-    return x.device, B, T.bit_length(), packed, state is None, chunk_size, *kinds
+    kinds = [x.dtype for x in tensors] + [x.shape[-1] for x in tensors]
+    return tensors[0].device, B, T.bit_length(), *head, packed, state is None, chunk_size, *kinds
 
 
 def _captured() -> bool:
