@@ -42,6 +42,7 @@ def kernel(monkeypatch):
         return self.device_caches[device][0].setdefault(key, Compiled())
 
     monkeypatch.setattr(JITFunction, "_do_compile", compile)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
     with absent_gpu(90):
         yield kernel_triton.launched("n")(copy_kernel)
 
@@ -122,11 +123,13 @@ def test_hooks_are_called_at_a_known_launch(kernel, name, monkeypatch):
     assert print in passed.pop()
 
 
-def test_a_tensor_on_the_cpu_makes_another_kind(monkeypatch):
+def test_triton_refuses_a_tensor_on_the_cpu(kernel, monkeypatch):
     on_cpu = X.clone()
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is on_cpu else 1)
-    signatures = [kernel_triton._signature(args, {})[0] for args in ((X, X), (X, on_cpu), (on_cpu, X))]
-    assert signatures[0] not in signatures[1:]
+    for other in ({}, dict(x=on_cpu), dict(y=on_cpu)):
+        args, options = apart(USUAL | other)
+        kernel[(3,)](*args, **options)
+    assert [key[0] for key in kernel._compiled] == [1]
 
 
 def test_triton_asked_to_debug_compiles_anew(kernel, monkeypatch):

@@ -140,7 +140,7 @@ def _parts(state) -> list[Tensor]:
 
 def _on_device_of(x: Tensor):
     """Make x's GPU the current one: Triton launches on the current GPU, wherever the tensors are."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 

@@ -87,7 +87,10 @@ class Kernel(JITFunction):
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
-        signature, values = (None, None) if self._monitored() or not CACHED else _signature(args, options)
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # a chain, a function or None
+        hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
+        monitored = JITFunction.run is not RUN or self.pre_run_hooks or hooked
+        signature, values = (None, None) if monitored or not CACHED else _signature(args, options)
         if (entry := self._compiled.get(signature)) is not None:
             compiled, constants = entry
             stream = driver.active.get_current_stream(signature[0])
@@ -101,22 +104,13 @@ class Kernel(JITFunction):
                 self._compiled.clear()
             self._compiled[signature] = compiled, [options[name] for name in constants]
 
-    def _monitored(self) -> bool:
-        """Return whether anything observes launches; only Triton's own path informs it."""
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        return JITFunction.run is not RUN or bool(self.pre_run_hooks) or not (_calls_none(enter) and _calls_none(leave))
-
-
-def _calls_none(hook) -> bool:
-    return hook is None or type(hook) is knobs.HookChain and not hook.calls
-
 
 def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
     """Return a key at least as fine as Triton's specialization, None where Triton may use other properties; and the
     arguments with addresses for tensors, about which Triton would ask the driver.
 
-    The key begins with the device of the tensors, -1 if one is on the CPU, and has their dtypes; their addresses must
-    be multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
+    The key begins with the device of the tensors and has their dtypes; none may be on the CPU (device -1), and their
+    addresses must be multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
     """
     device, addresses, values = 0, 0, []
     settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
@@ -137,7 +131,7 @@ def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
         else:
             return None, values
         values.append(x)
-    return None if addresses % 16 else (device, *signature), values
+    return None if addresses % 16 or device < 0 else (device, *signature), values
 
 
 def runs_gluon(*tensors: Tensor) -> bool:
