@@ -98,7 +98,6 @@ class _Plan(ChunkPlan):
             kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
 
 
-@lru_cache(1024)
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     """Return matrices of -1, 0 and 1 whose products with log decays g [C, M] are the exponents of the factors inside a
     chunk, [3, 3 + log2 C, C, C] in bfloat16.
@@ -106,7 +105,14 @@ def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     For blocks of 1 row, of `BLOCK` rows, and of C rows: from a block's middle up to each row; for all rows of a block
     alike, from its middle to the chunk's start, to its end, and to the boundary of its halves at each dyadic level.
     """
-    j = torch.arange(C, device="cpu")
+    # What a capture computes is the graph's own, and has no values before its first replay.
+    captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_sums_of_rows.__wrapped__ if captured else _sums_of_rows)(C, device)
+
+
+@lru_cache(1024)
+def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
+    j = torch.arange(C, device=device)
     i = j[:, None]
 
     def between(begin, end):
@@ -119,7 +125,7 @@ def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
             boundary = (i >> (level + 1) << (level + 1)) + (1 << level)
             yield between(boundary, middle) + between(middle, boundary)
 
-    return torch.stack([torch.stack(list(matrices(rows))) for rows in (1, BLOCK, C)]).bfloat16().to(device)
+    return torch.stack([torch.stack(list(matrices(rows))) for rows in (1, BLOCK, C)]).bfloat16()
 
 
 @lru_cache(1024)
