@@ -15,12 +15,12 @@ WALKED = 2**24  # of states that are walked through one after another: some seco
 FULL = [setting for op in OPERATORS for setting in covering_set(op, "full") if setting.elements <= AFFORDABLE]
 SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
 
-# What fused chunks take: 16-bit heads of 17 to 64 channels, nothing packed.
+# What fused chunks take: 16-bit heads of 33 to 64 channels, nothing packed.
 FUSED = [
     replace(setting, K=K, V=V, dtype="float16", chunk_size="16")
     for op in ("rwkv6", "rwkv7")
     for setting, (K, V) in zip(
-        (x for x in SMALL if x.op == op and x.packing == "none"), cycle([(64, 40), (17, 64)]), strict=False
+        (x for x in SMALL if x.op == op and x.packing == "none"), cycle([(64, 40), (33, 64)]), strict=False
     )
 ]
 

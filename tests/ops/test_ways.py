@@ -164,7 +164,7 @@ def test_float32_chunks_of_gsa_are_cut_into_single_rows(place, gsa_flags, poison
 @TRITON
 @pytest.mark.parametrize("packing", ["none", "packed"])
 @pytest.mark.parametrize(
-    "op, K, V, G", [("rwkv6", 16, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
+    "op, K, V, G", [("rwkv6", 32, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
 )
 def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
     """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 BACKENDS = ("triton", "torch", "reference")
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-FUSED_CHANNELS = 17, 64
+FUSED_CHANNELS = 33, 64
 """Of 16-bit heads, the fewest and the most that the fused kernels take."""
 
 
@@ -80,7 +80,7 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
 
 
 def fits_fused(x: Tensor, v: Tensor) -> bool:
-    """Return whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 17 to 64 channels."""
+    """Return whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
     least, most = FUSED_CHANNELS
     return x.element_size() == 2 and least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
 

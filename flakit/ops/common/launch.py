@@ -122,7 +122,7 @@ ROWS = {
     ("gsa.slot_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads_of_memories", "float32"): Launch(64, 64, 4, 1),
-    ("gsa.steep_slot_grads", "float32"): Launch(64, 64, 2, 1),
+    ("gsa.steep_slot_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.pass_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.pass_grads", "float32"): Launch(64, 64, 2, 1),
     ("gsa128.stream", "16-bit"): Launch(64, 64, 4, 2),

@@ -1,4 +1,4 @@
-"""RWKV6 in chunks of 16 tokens, for 16-bit heads of 17 to 64 channels: one program walks a head's whole sequence.
+"""RWKV6 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence.
 
 A forward and a backward kernel; before them, a kernel that is parallel over all chunks computes their scores.
 

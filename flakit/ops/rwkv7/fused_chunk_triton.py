@@ -1,4 +1,4 @@
-"""RWKV7 in chunks of 16 tokens, for 16-bit heads of 17 to 64 channels: one program walks a head's whole sequence. A
+"""RWKV7 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence. A
 forward and a backward kernel; before them, a kernel that is parallel over all chunks solves each.
 
 Every token has two rows. With reads R = [r*; a*], keys E = [k*; b*], and their scores A, zero where E's token is later
