@@ -57,7 +57,7 @@ def casebook(head):
             f"reported\n: {escaped(case.reported)}{_threads(case.threads)}\n\n"
             f"measured\n: {escaped(case.measured)}\n\n"
             f"lesson\n: [{case.notebook}]({lesson})\n\n"
-            f"knobs\n: {_knobs(case)}\n"
+            f"knobs\n: {', '.join(f'`--{name} {number(knob.default)}`' for name, knob in case.knobs.items())}\n"
         )
     head = head.replace("{{fingerprint}}", fingerprints())
     return f"{head}\n\n{_lines(('case', 'what it is', 'lesson'), rows)}\n\n" + "\n".join(stories)
@@ -91,10 +91,6 @@ def _threads(threads):
         repository, _, issue = thread.partition("#")
         links.append(f"[{repository}#{issue}](https://github.com/{repository}/issues/{issue})")
     return f" ({', '.join(links)})" if links else ""
-
-
-def _knobs(case):
-    return ", ".join(f"`--{name} {number(knob.default)}`" for name, knob in case.knobs.items())
 
 
 def commands(head):

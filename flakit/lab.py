@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 
 from . import __version__
@@ -57,34 +58,27 @@ def copy(folder: Path) -> Copied:
     A file that was deleted comes back. What both the learner and flakit changed is put beside theirs, its name ending
     in "(flakit VERSION)".
     """
-    copied, now, result = _copied_before(folder), {}, Copied()
+    # Without a readable record, every file counts as the learner's.
+    copied, now, result = record.entries(folder / RECORD, "files"), {}, Copied()
     for name, content in contents().items():
         place = folder / name
         now[name] = fingerprint(name, content)
         there = fingerprint(name, place.read_bytes()) if place.exists() else None
         if there is None:
-            _write(place, content)
+            record.write(place, content)
             result.new.append(name)
         elif there == now[name]:
             pass
         elif there == copied.get(name):
-            _write(place, content)
+            record.write(place, content)
             result.updated.append(name)
         elif copied.get(name) == now[name]:
             result.kept.append(name)
         else:
             result.beside[name] = _put_beside(place, content).relative_to(folder).as_posix()
     result.gone = [name for name in copied if name not in now and (folder / name).exists()]
-    _write(folder / RECORD, json.dumps({"version": __version__, "files": now}, indent=1).encode())
+    record.write(folder / RECORD, json.dumps({"version": __version__, "files": now}, indent=1))
     return result
-
-
-def _copied_before(folder: Path) -> dict[str, str]:
-    """Return the fingerprints recorded in `folder`; none if unreadable, so that every file counts as the learner's."""
-    try:
-        return dict(json.loads((folder / RECORD).read_bytes())["files"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def contents() -> dict[str, bytes]:
@@ -136,24 +130,11 @@ def fingerprint(name: str, content: bytes) -> str:
 
 def _put_beside(place: Path, content: bytes) -> Path:
     """Write `content` beside `place`, under a name that nothing else has; a copy that is there already will do."""
-    number = 1
-    while True:
-        more = f" {number}" if number > 1 else ""
-        beside = place.with_name(f"{place.stem} (flakit {__version__}){more}{place.suffix}")
-        if not beside.exists():
-            _write(beside, content)
-            return beside
-        if beside.read_bytes() == content:
-            return beside
-        number += 1
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically: a half-written one would look like the learner's change."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+    numbers = chain([""], (f" {number}" for number in count(2)))
+    names = (place.with_name(f"{place.stem} (flakit {__version__}){number}{place.suffix}") for number in numbers)
+    beside = next(path for path in names if not path.exists() or path.read_bytes() == content)
+    record.write(beside, content)
+    return beside
 
 
 # --- JupyterLab -----------------------------------------------------------------------------------------------------

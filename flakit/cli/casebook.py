@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress, track
-from rich.table import Table
+from rich.table import Column, Table
 
 from .common import as_json, cell, failure
 
@@ -89,9 +89,7 @@ def _list_cases(listed, console: Console, json: bool) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for case in listed:
-        table.add_row(f"[bold]{case.name}[/]", escape(case.title))
-        for row in _reported_and_measured(case):
-            table.add_row(*row)
+        _add_head(table, case)
         knobs = " ".join(f"--{name} {_shell(knob.default)}" for name, knob in case.knobs.items())
         table.add_row("  [dim]knobs[/]", f"[dim]{escape(knobs)}[/]")
         table.add_row()
@@ -101,12 +99,12 @@ def _list_cases(listed, console: Console, json: bool) -> None:
     )
 
 
-def _reported_and_measured(case) -> list[tuple[str, str]]:
+def _add_head(table: Table, case) -> None:
+    """Add a case's title, and what was reported and measured."""
     reported = f"{escape(case.reported)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.reported)
-    return [
-        ("  [dim]reported[/]", reported),
-        ("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]"),
-    ]
+    table.add_row(f"[bold]{case.name}[/]", escape(case.title))
+    table.add_row("  [dim]reported[/]", reported)
+    table.add_row("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]")
 
 
 def _shell(value: object) -> str:
@@ -116,18 +114,15 @@ def _shell(value: object) -> str:
 
 def _story(case, rows: list, knobs: dict) -> Group:
     """Return a case as it is printed: both stories, then the table."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(", ".join(f"{name} = {value}" for name, value in knobs.items()) or "the story's numbers")
-    for heading in ("recorded", "law", "measured", "agree"):
-        table.add_column(heading, justify="right")
+    setting = ", ".join(f"{name} = {value}" for name, value in knobs.items()) or "the story's numbers"
+    numbers = (Column(heading, justify="right") for heading in ("recorded", "law", "measured", "agree"))
+    table = Table(setting, *numbers, box=box.SIMPLE_HEAD)
     marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: ""}
     for row in rows:
         cells = (escape(cell(x)) for x in (row.what, row.recorded, row.law, row.measured))
         table.add_row(*cells, marks[row.agrees])
     story = Table.grid(padding=(0, 2))
-    story.add_row(f"[bold]{case.name}[/]", escape(case.title))
-    for row in _reported_and_measured(case):
-        story.add_row(*row)
+    _add_head(story, case)
     return Group(story, table)
 
 
@@ -135,12 +130,9 @@ def faults_table() -> Table:
     """The columns of a table of faults: the fault, its lesson and the tensors."""
     from ..cases.fingerprint import SHORT, TENSORS
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0)  # so that a terminal of 80 columns has room for the faults' names
-    table.add_column("fault")
-    table.add_column("lesson")
-    for name in TENSORS:
-        table.add_column(SHORT.get(name, name), justify="center")
-    return table
+    tensors = (Column(SHORT.get(name, name), justify="center") for name in TENSORS)
+    # Without padding, a terminal of 80 columns has room for the faults' names.
+    return Table("fault", "lesson", *tensors, box=box.SIMPLE_HEAD, padding=0)
 
 
 def diagnose(
@@ -293,11 +285,8 @@ def _gate(gate) -> dict:
 def _headroom(result, formats: dict) -> Group:
     from ..numerics.words import number
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("kernel")
-    for head in ("exponent", *formats):
-        table.add_column(head, justify="right")
-    table.add_column("where the exponent is largest")
+    numbers = (Column(head, justify="right") for head in ("exponent", *formats))
+    table = Table("kernel", *numbers, "where the exponent is largest", box=box.SIMPLE_HEAD)
     for kernel in dict.fromkeys(m.kernel for m in result.margins):
         of = [result.margin(kernel, dtype) for dtype in formats.values()]
         factors = (f"[bold red]{m.factor:.3g}[/]" if m.breaks else number(m.factor, 3, inf="any") for m in of)

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from .common import failure, writable
 
@@ -158,23 +158,18 @@ def _times(rows, ceilings, title: str) -> Group:
     return Group(*lines)
 
 
-def _case(row) -> str:
-    from ..bench.speed import Case
-
-    return str(Case(**{name: row[name] for name in Case.__dataclass_fields__ if name in row}))
-
-
 def _kernels(rows) -> Group:
     """Return the rows of `flakit bench --profile`: a table for each call."""
+    from ..numerics.work import in_short
+
     calls: dict = {}
     for row in rows:
-        calls.setdefault((_case(row), row["who"], row["what"]), []).append(row)
+        calls.setdefault((in_short(row), row["who"], row["what"]), []).append(row)
     tables = []
     for (case, who, what), kernels in calls.items():
-        table = Table(box=box.SIMPLE_HEAD, title=f"{case}: {who}, {what}", title_justify="left")
-        table.add_column("kernel", overflow="ellipsis", no_wrap=True)
-        for head in ("calls", "ms", "share"):
-            table.add_column(head, justify="right")
+        kernel = Column("kernel", overflow="ellipsis", no_wrap=True)
+        numbers = (Column(head, justify="right") for head in ("calls", "ms", "share"))
+        table = Table(kernel, *numbers, box=box.SIMPLE_HEAD, title=f"{case}: {who}, {what}", title_justify="left")
         for row in kernels:
             table.add_row(escape(row["kernel"]), f"{row['calls']:g}", f"{row['ms']:.4g}", f"{row['share']:.1%}")
         table.add_row("all", f"{sum(r['calls'] for r in kernels):g}", f"{sum(r['ms'] for r in kernels):.4g}", "")

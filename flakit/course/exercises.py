@@ -208,26 +208,21 @@ def _unfit(name: str, got: str, expected: str) -> Unfit:
     return Unfit("\n".join([wrong, _line("yours", got), _line("expected", expected)]))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prediction:
-    """A question with its choices. `choose` returns the text that unfolds under one; `chosen` is the first choice."""
+    """A question with its choices. `choose` returns the text that unfolds under one."""
 
     question: str
     choices: tuple[str, ...]
     _right: str = field(repr=False)
     _measured: str = field(repr=False)
     _why: str = field(repr=False)
-    chosen: str | None = None
 
     def choose(self, choice) -> str:
-        """Choose, and return whether that is right, the measured value, and why. ValueError for an unknown choice."""
+        """Return whether a choice is right, the measured value, and why. ValueError for an unknown choice."""
         label = _label(choice)
         if label not in self.choices:
             raise ValueError(f"choice: expected one of {', '.join(self.choices)}, got {shown(choice)}")
-        self.chosen = self.chosen or label
-        return self._feedback(label)
-
-    def _feedback(self, label: str) -> str:
         verdict = WORDS["Right"] if label == self._right else WORDS["No"].format(right=self._right)
         measured = "" if self._measured == self._right else WORDS["measured"].format(measured=self._measured)
         return " ".join(part for part in (verdict, measured, self._why) if part)
@@ -240,7 +235,7 @@ class Prediction:
         group = "predict-" + hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         record = _RECORD.replace("CHOSEN", WORDS["chosen"])
         lines = [
-            _folded(html.escape(label) + "<i></i>", html.escape(self._feedback(label)), f'name="{group}"', record)
+            _folded(html.escape(label) + "<i></i>", html.escape(self.choose(label)), f'name="{group}"', record)
             for label in self.choices
         ]
         return (

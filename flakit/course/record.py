@@ -63,17 +63,22 @@ def right(place: Path | None = None) -> dict[str, str]:
 
     place: the folder of the record, default the learner's.
     """
+    return entries((place or folder()) / FILE, "right")
+
+
+def entries(path: Path, name: str) -> dict[str, str]:
+    """Return the entries under a name of a JSON file; {} if it is missing or unreadable."""
     try:
-        return dict(json.loads(((place or folder()) / FILE).read_text(encoding="utf-8"))["right"])
+        return dict(json.loads(path.read_bytes())[name])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file atomically, in UTF-8."""
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, text in UTF-8: a half-written one would look like the learner's change."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     temporary.replace(path)
 
 
