@@ -59,7 +59,8 @@ print(_json.dumps([_shown.text, *_written(_shown.canvas.figure)] if hasattr(_sho
 class Claim:
     """What is written, the number in it (a share where it is a percentage; None after words), and what it has to be.
 
-    figures: the significant digits of the number; kind: "%", or "." for a fraction and "" for a count.
+    figures: the significant digits of the number; kind: "%", or "." for a fraction and "" for a count. Numbers of
+    different kinds are of different things: a count of 64 says nothing of 66.6 ms.
     """
 
     written: str
@@ -83,19 +84,22 @@ def claims(prose):
     """Every claim of a cell of prose, in order."""
     in_order = []
     for match in CLAIM.finditer(prose):
-        written, digits, percent = _context(prose, match), match["number"], bool(match["percent"])
-        number, half = _number(digits, percent) if digits else (None, 0.0)
-        kind = _kind(digits or "", percent)
-        in_order.append(Claim(written, number, half, match["expression"], _figures(digits or ""), kind))
+        number = _number(match) if match["number"] else {"number": None, "half_unit": 0.0}
+        in_order.append(Claim(_context(prose, match), expression=match["expression"], **number))
     return in_order
 
 
-def _number(digits, percent):
-    """A number as it is written, a share where it is a percentage, and half a unit of its last digit."""
-    digits = digits.replace("−", "-").replace(",", "")
+def _number(match):
+    """What `Claim` has of a number as it is written."""
+    digits, percent = match["number"].replace("−", "-").replace(",", ""), bool(match["percent"])
     mantissa, _, power = digits.partition("e")
     unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]) - 2 * percent)
-    return float(digits) / (100 if percent else 1), unit / 2
+    return {
+        "number": float(digits) / (100 if percent else 1),
+        "half_unit": unit / 2,
+        "figures": len(re.sub(r"\D", "", mantissa).lstrip("0")),  # zeros behind an integer count
+        "kind": "%" if percent else "." if "." in digits else "",
+    }
 
 
 def _context(prose, match):
@@ -162,21 +166,11 @@ def contradicted(claim, texts):
     near = []
     for text in texts:
         for match in _SAID.finditer(re.sub(r"\$[^$]*\$", " ", text)):
-            number, half = map(abs, _number(match["number"], bool(match["percent"])))
+            said = _number(match)
+            number = abs(said["number"])
             apart = abs(number - abs(claim.number))
-            if apart <= max(half, claim.half_unit) * (1 + 1e-9):
+            if apart <= max(said["half_unit"], claim.half_unit) * (1 + 1e-9):
                 return ""
-            alike = _kind(match["number"], match["percent"]) == claim.kind and _figures(match["number"]) > 1
-            if alike and apart < NEAR * number:
+            if said["kind"] == claim.kind and said["figures"] > 1 and apart < NEAR * number:
                 near.append(match[0].strip())
     return f"{claim.written!r}: a panel says {near[0]}" if near else ""
-
-
-def _kind(digits, percent):
-    """Numbers of different kinds are of different things: a count of 64 says nothing of 66.6 ms."""
-    return "%" if percent else "." if "." in digits else ""
-
-
-def _figures(digits):
-    """How many significant digits a number is written with; zeros behind an integer count."""
-    return len(re.sub(r"e.*|[^\d]", "", digits).lstrip("0"))

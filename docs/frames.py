@@ -413,10 +413,6 @@ class Recording:
         texts, layouts, offers = _Table(), _Table(), _Table()
         knobs = [self._knob(n) for n in range(len(self.names))]
         values = [knob.pop("order") for knob in knobs]
-
-        def at(setting: Setting) -> list[int]:
-            return [values[n].index(x) for n, x in enumerate(setting)]
-
         frames = []
         for setting, frame in self.frames.items():
             offered = {
@@ -424,23 +420,17 @@ class Recording:
                 for n in range(len(self.names))
                 if any(x not in frame.offered[n] for x in values[n]) and frame.offered[n]
             }
-            moves = {
-                self.names.index(knob): {
-                    values[self.names.index(knob)].index(x): place.get(to, -1) for x, to in by.items()
-                }
-                for knob, by in self.moves.get(setting, {}).items()
-            }
+            moved = {self.names.index(knob): by for knob, by in self.moves.get(setting, {}).items()}
+            moves = {n: {values[n].index(x): place.get(to, -1) for x, to in by.items()} for n, by in moved.items()}
             each = {
-                "at": at(setting),
+                "at": [values[n].index(x) for n, x in enumerate(setting)],
                 "picture": frame.picture,
                 "layout": layouts(frame.maps),
                 "readout": texts(frame.readout),
                 "alt": texts(frame.alt),
                 "text": texts(frame.text),
             }
-            each |= {"offers": offers(offered)} if offered else {}
-            each |= {"moves": moves} if moves else {}
-            frames.append(each)
+            frames.append(each | ({"offers": offers(offered)} if offered else {}) | ({"moves": moves} if moves else {}))
         presets = []
         for label, setting in panel.presets.items():
             with self._undrawn():
@@ -530,14 +520,12 @@ class Recording:
     def _packs(self) -> list[tuple[int, str]]:
         """How many of the next frames each holds, and their cells and scripts."""
         packs, waiting, size = [], [], 0
-        for frame in self.frames.values():
+        for n, frame in enumerate(self.frames.values(), 1):
             waiting.append(frame)
             size += sum(map(len, frame.words)) + 8 * sum(map(len, frame.beside)) + len(frame.script)
-            if size > PACK:
+            if size > PACK or n == len(self.frames):
                 packs.append((len(waiting), _packed(waiting)))
                 waiting, size = [], 0
-        if waiting:
-            packs.append((len(waiting), _packed(waiting)))
         return packs
 
     def _html(self, name: str, notebook: str) -> str:

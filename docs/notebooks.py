@@ -174,16 +174,13 @@ def folded(cell):
     """Whether a cell's code lies folded: it does so in JupyterLab, or does nothing but call what draws a picture."""
     if cell.metadata.get("jupyter", {}).get("source_hidden"):
         return True
-    draws = any(_is_picture(output.get("data", {})) for output in cell.outputs)
+    shown = [output.get("data", {}) for output in cell.outputs]
+    draws = any("image/png" in data or "flakit-player" in data.get("text/html", "") for data in shown)
     try:
         *before, last = ast.parse(cell.source).body or [None]
     except SyntaxError:
         return False
     return draws and isinstance(last, ast.Expr) and all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in before)
-
-
-def _is_picture(data):
-    return "image/png" in data or "flakit-player" in data.get("text/html", "")
 
 
 def _words(data, cell):

@@ -272,7 +272,7 @@ def ranks(page):
                     row["ranks"],
                     f"{row['together_ms']:.3g}",
                     f"{row['simulated_ms']:.3g}",
-                    *(_percent(row[off]) for off in ("off", "off_without_fixed")),
+                    *(f"{row[off]:+.1%}".replace("-", "−") for off in ("off", "off_without_fixed")),
                 )
                 for row in simulate.foretold()
             ),
@@ -315,10 +315,6 @@ def _fastest(op, tokens, ways=tuple(simulate.WAYS), head_size=None):
 
 def _size(size):
     return f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB"
-
-
-def _percent(x):
-    return f"{x:+.1%}".replace("-", "−")
 
 
 def _lines(head, rows):
