@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
 from ..language import Words
 from . import style
@@ -226,9 +226,8 @@ class _Plot:
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
         step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= self._decades_shown or n == 100)
         ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
-        self.ax.yaxis.set_major_locator(FixedLocator(ticks))
         words = [WORDS["exact"]] if exact else [f"$10^{{{n + 0:.0f}}}$" for n in ticks]  # + 0: no minus before a zero
-        self.ax.yaxis.set_major_formatter(FixedFormatter(words))
+        self.ax.set_yticks(ticks, words)
 
 
 def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:

@@ -98,6 +98,7 @@ class Scene:
                 sums = (np.einsum(f"{each}->{self.axes[name]}", *of) for each, of in zip(axes, values, strict=True))
                 frame[name] = arrays[name] = sum(sums)
 
+    @np.errstate(all="ignore")  # a state may overflow
     def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Formula | None:
         """Return the formula of a cell, and the same with its numbers; None if it is an input of step t.
 
@@ -116,10 +117,11 @@ class Scene:
             inner = [x for x in factors if x not in outer]
             words = [self.symbol(x, t) for x in outer], [self.symbol(x, t) for x in inner]
             formulas.append(sign + " ".join([*words[0], *(["Σ", *words[1]] if inner else [])]))
-            shown = [_number(_entries(frame[x], self.axes.get(x, ""), here)) for x in outer]
+            shown = [number(_entries(frame[x], self.axes.get(x, ""), here), 3) for x in outer]
             if inner:
                 arrays = [_entries(frame[x], self.axes[x], here) for x in inner]
-                products = _products(arrays) if sums == 1 else _number(_total(arrays))
+                total = np.prod(np.broadcast_arrays(*arrays), axis=0).sum()
+                products = _products(arrays) if sums == 1 else number(total, 3)
                 shown.append(f"({products})" if outer and sums == 1 else products)
             numbers.append(sign + " · ".join(shown))
         return " ".join(formulas).removeprefix("+ "), " ".join(numbers).removeprefix("+ ")
@@ -130,22 +132,12 @@ def _entries(x: np.ndarray, axes: str, here: Mapping[str, int]) -> np.ndarray:
     return np.asarray(x)[tuple(here.get(axis, slice(None)) for axis in axes)]
 
 
-def _number(x: np.ndarray) -> str:
-    return number(x, 3)
-
-
-def _total(arrays: list[np.ndarray]) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return np.prod(np.broadcast_arrays(*arrays), axis=0).sum()
-
-
 def _products(arrays: list[np.ndarray]) -> str:
     arrays = [np.float64(x) for x in arrays]
-    with np.errstate(all="ignore"):
-        sizes = np.abs(np.prod(arrays, axis=0))
+    sizes = np.abs(np.prod(arrays, axis=0))
     sizes[np.isnan(sizes)] = np.inf
     largest = sorted(np.argsort(-sizes, kind="stable")[:2])
-    words = " + ".join(" · ".join(_number(x[n]) for x in arrays) for n in largest)
+    words = " + ".join(" · ".join(number(x[n], 3) for x in arrays) for n in largest)
     more = sizes.size - len(largest)
     return words + say(" + {more} smaller").format(more=more) if more else words
 
@@ -157,15 +149,13 @@ def _axes(**names: str) -> dict[str, str]:
 
 def _softmax(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
     z = np.float64(frame["scores"])
-    with np.errstate(all="ignore"):
-        total = z.max() + np.log(np.exp(z - z.max()).sum())
+    total = z.max() + np.log(np.exp(z - z.max()).sum())
     return "e^z / Σ e^z", f"e^({number(z[cell])} - {number(total)})"
 
 
 def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
     p, dp = np.float64(frame["p"]), np.float64(frame["dp"])
-    with np.errstate(all="ignore"):
-        mean = float((p * dp).sum())
+    mean = float((p * dp).sum())
     return "p (dp - Σ p dp)", f"{number(p[cell])} · ({number(dp[cell])} - {number(mean)})"
 
 

@@ -64,7 +64,6 @@ class AuditPanel(Panel):
 
     name = "audit"
     on_view = ("failure",)
-    readout_lines = 3
 
     def __init__(self, subject: Subject, like: object, seed: int = 0, **options):
         self.subject, self._like, self._options = subject, like, options

@@ -109,7 +109,6 @@ class GradientComparer(Panel):
     on_view = ("dtype", "decay", "tensor")
     main = "decay"
     presets = PRESETS
-    readout_lines = 3
 
     def __init__(self, op: str | Operator = "rwkv6", show=None, own=None, **settings):
         """own: kernels by name, compared in place of the operator's forms."""

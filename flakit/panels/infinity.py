@@ -191,7 +191,7 @@ class Infinity(Panel):
         pass  # it is as high as the picture beside it
 
     def compute(self, decay, seed, **_) -> case.Way:
-        return _follow(decay, C, K, seed)
+        return _follow(decay, C=C, K=K, seed=seed)
 
     def draw(self, way, *, decay, step, seed) -> None:
         self.player.show(step - 1)
@@ -252,7 +252,7 @@ class Infinity(Panel):
         computed, true, (i, j) = way.made, way.true, way.cell
         down, up = (x.tolist() for x in way.exponents)
         bad = [n for n, x in enumerate(computed.key) if not x.isfinite()]
-        values = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": _exponent(down[i]), "up": _exponent(up[j])}
+        values = {"end": f"{END:.2f}", "C": C, "i": i, "j": j, "down": f"{down[i]:.4g}", "up": f"{up[j]:.4g}"}
         values["cut"] = C * (C + 1) // 2
         if step == "key":
             return self._first(way, bad, values)
@@ -280,7 +280,7 @@ class Infinity(Panel):
             return WORDS.say(f"dr, {'fine' if computed.dr.isfinite().all() else 'bad'}", row=ROW)
         if step == "loss":
             first, second = (f"{END / n:.2f}" for n in (C, C - 1))
-            unread, heard = (_follow(-1.001 * END / n, C, K, 0).lost for n in (C, C - 1))
+            unread, heard = (_follow(-1.001 * END / n, C=C, K=K).lost for n in (C, C - 1))
             new = {name: share for name, share in heard.items() if not unread[name]}
             values |= {"unread": _cost(unread), "heard": _cost(new)}
             return WORDS.say("loss", first=first, second=second, before=C - 1, **values)
@@ -291,8 +291,8 @@ class Infinity(Panel):
         j = way.cell[1] if bad else C - 1
         others = [str(n) for n in bad if n != j]
         others = WORDS.say("others", n=len(others), keys=WORDS["and"].join(others))
-        values |= {"j": j, "tokens": j + 1, "up": _exponent(way.exponents[1][j].item())}
-        values["decay"] = _exponent(way.exponents[1][0].item())
+        values |= {"j": j, "tokens": j + 1, "up": f"{way.exponents[1][j].item():.4g}"}
+        values["decay"] = f"{way.exponents[1][0].item():.4g}"
         values["place"] = WORDS.say("place", j == C - 1, **values)
         values["fate"] = WORDS.say("fate", bool(bad), others=others, **values)
         return WORDS.say("key", **values)
@@ -392,13 +392,11 @@ for name, share in way.lost.items():
 """
 
 
-@functools.lru_cache(maxsize=64)
-def _follow(decay: float, C: int, K: int, seed: int) -> case.Way:
-    return case.follow(decay, C=C, K=K, seed=seed)
+_follow = functools.lru_cache(maxsize=64)(case.follow)
 
 
 def _kernel(seed: int) -> case.Way:
-    return _follow(KERNEL_DECAY, KERNEL_CHUNK, K, seed)
+    return _follow(KERNEL_DECAY, C=KERNEL_CHUNK, K=K, seed=seed)
 
 
 def _stops() -> set[float]:
@@ -422,10 +420,6 @@ def _number(x: torch.Tensor | float) -> str:
     if math.isinf(x):
         return "inf" if x > 0 else "-inf"
     return rounded(x, 3 if 0.01 <= abs(x) < 1000 else 2)
-
-
-def _exponent(x: float) -> str:
-    return f"{x:.4g}"
 
 
 def _share(x: float, tokens: int) -> str:
@@ -495,7 +489,7 @@ def _term(way: case.Way, i: int, j: int) -> str:
     product = computed.dA[i, j] * computed.scaled[j, 0]
     factors = f"{_number(computed.dA[i, j])} · {_number(computed.scaled[j, 0])} = {_number(product)}"
     true = WORDS.say("term", true=_number(way.true.dA[i, j] * way.true.scaled[j, 0]))
-    return WORDS.say("arithmetic", made=f"dA ({i}, {j}) · k_{j} e^{_exponent(up)} = {factors}", true=true)
+    return WORDS.say("arithmetic", made=f"dA ({i}, {j}) · k_{j} e^{up:.4g} = {factors}", true=true)
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:

@@ -63,7 +63,6 @@ class WorkbenchPanel(Panel):
 
     main = "decay"
     random = False
-    readout_lines = 3
 
     def __init__(self, decay: float, lines: tuple[Callable, ...], settings: dict, more: dict | None = None, **options):
         """lines: functions of the reader's in place of the kernel's. more: further knobs."""
