@@ -25,6 +25,8 @@ def test_ratios_are_those_recorded(text, sentence):
     assert {(row["T"], row["ranks"]) for row in TABLE.rows} == {(262_144, 2)} and "H200" in TABLE.meta["device"]
     said = " ".join((ROOT / text).read_text().split())
     assert sentence.format(least=min(ratios), most=max(ratios)) in said
+    of_four = [row["alone_ms"] / row["together_ms"] for row in recorded.read("h100_ranks").select(ranks=4)]
+    assert f"{min(of_four):.2f} {'到' if 'zh' in text else 'to'} {max(of_four):.2f}" in said
     if text != "CHANGELOG.md":
         assert "262,144" in said
 
@@ -36,6 +38,16 @@ def test_the_table_of_the_operators_is_what_was_recorded():
         line = f"| {row['operator'].upper()} | {alone:.3g} | {together:.3g} | {alone / together:.2f} | "
         line += f"{row['bytes'] / 2**20:.1f} | {row['overlapped']:.0%} of {row['under_way_ms']:.2f} ms |"
         assert line in said
+
+
+def test_the_table_of_two_and_four_gpus_is_what_was_recorded():
+    said, table = (ROOT / "docs/operators.md").read_text(), recorded.read("h100_ranks")
+    for op in ("rwkv6", "rwkv7", "gsa"):
+        two, four = (table.select(operator=op, ranks=ranks)[0] for ranks in (2, 4))
+        cells = [two["alone_ms"], two["together_ms"], four["together_ms"]]
+        ratios = [row["alone_ms"] / row["together_ms"] for row in (two, four)]
+        one, of_two, of_four = (f"{ms:.3g}" for ms in cells)
+        assert f"| {op.upper()} | {one} | {of_two} | {ratios[0]:.2f} | {of_four} | {ratios[1]:.2f} |" in said
 
 
 def test_more_ranks_are_as_accurate_as_one():

@@ -17,10 +17,10 @@ FREE = Network(0, math.inf, 0, 0, math.inf, small_us=0)
 
 def test_it_foretells_what_was_measured_of_several_gpus():
     rows = simulate.foretold()
-    assert len(rows) == sum(len(recorded.read(f"{card}_ranks").rows) for card in simulate.CARDS) == 6
+    assert len(rows) == sum(len(recorded.read(f"{card}_ranks").rows) for card in simulate.CARDS) == 9
     for row in rows:
         assert row["simulated_bytes"] == row["bytes"]
-        assert abs(row["off"]) < 0.05
+        assert abs(row["off"]) < {2: 0.05, 4: 0.1}[row["ranks"]]
         assert row["off_without_fixed"] < row["off"]
 
 
