@@ -20,10 +20,11 @@ from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch, sketches
 from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import LESSONS, SKETCHES, chunk_backward, over_gpus
+from flakit.panels.sketches import SKETCHES, chunk_backward, over_gpus
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
+from flakit.panels.sketches.sketch import Sketch
 from tests.panels.live import NOT_LIVE, least_seconds
 from tests.panels.reading import printed
 
@@ -37,8 +38,9 @@ def stop_by_stop(name, knob, **others):
         yield stop, panel.set(**{knob: stop})
 
 
-def test_no_two_lessons_have_a_sketch_of_one_name():
-    assert sum(len(lesson.SKETCHES) for lesson in LESSONS) == len(SKETCHES)
+def test_no_two_sketches_have_one_name():
+    defined = {each for base in Sketch.__subclasses__() for each in (base, *base.__subclasses__())}
+    assert defined == set(SKETCHES.values())
 
 
 @pytest.mark.parametrize("name", SKETCHES)

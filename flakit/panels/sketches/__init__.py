@@ -10,14 +10,14 @@ from ...figures.canvas import Cell
 from ...language import speaking
 from ..base import Panel
 from ..shared import literal
+from .sketch import SKETCHES
 
-_NAMES = (
+for _lesson in (
     "start_here", "rwkv6_forward", "rwkv6_backward", "chunking", "chunk_backward", "one_infinity", "decay_blowup",
     "chunk_vs_recurrent", "delta_rule", "delta_rule_in_chunks", "state_tracking", "gsa", "states_and_shapes",
     "training", "audit_your_kernel", "speed", "over_gpus",
-)  # fmt: skip
-LESSONS = tuple(import_module(f".{name}", __name__) for name in _NAMES)
-SKETCHES = {name: each for lesson in LESSONS for name, each in lesson.SKETCHES.items()}
+):  # fmt: skip
+    import_module(f".{_lesson}", __name__)
 
 
 class SketchPanel(Panel):
@@ -38,17 +38,14 @@ class SketchPanel(Panel):
         return self._compute(**{name: x for name, x in setting.items() if name != "seed" or self.random})
 
     def draw(self, result, **_) -> None:
-        self._picture().update(result)
-        self.canvas = self._picture().canvas
-
-    def _picture(self):
-        return self.figure(self.sketch)
+        self.figure(self.sketch).update(result)
+        self.canvas = self.figure(self.sketch).canvas
 
     def describe(self, result, **_) -> str:
-        return self._picture().say(result)
+        return self.figure(self.sketch).say(result)
 
     def arithmetic(self, result, cell: Cell, **_) -> str:
-        return self._picture().arithmetic(result, cell)
+        return self.figure(self.sketch).arithmetic(result, cell)
 
     def script(self, **setting) -> str:
         return self.sketch.script.format(**{name: literal(x) for name, x in setting.items()})

@@ -61,7 +61,7 @@ class BudgetShown:
         return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
 
 
-class Budget(Sketch, words=WORDS["budget"]):
+class Budget(Sketch, name="budget", words=WORDS):
     """Bars of errors on a logarithmic axis, each with a mark at its budget."""
 
     knobs = {
@@ -141,6 +141,3 @@ def _run(dtype: str):
     examiner = _examiner()
     setting = examiner.resolved(examiner.plain.without(T=64, decay="logsigmoid", dtype=dtype))
     return setting, examiner.run(setting)
-
-
-SKETCHES = {"budget": Budget}

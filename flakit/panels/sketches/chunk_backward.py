@@ -71,7 +71,7 @@ class PassingShown:
         return t * (_TOKENS - 1 - t)
 
 
-class Passing(Sketch, words=WORDS["passing"]):
+class Passing(Sketch, name="passing", words=WORDS):
     """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
 
     knobs = {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")}
@@ -138,6 +138,3 @@ def _pairs() -> torch.Tensor:
     r, k, v, w, do = (tensor[0, :, 0] for tensor in (x["r"], x["k"], x["v"], x["w"], do))
     between = (w.cumsum(0) - w)[:, None, 0] - w.cumsum(0)[None, :, 0]
     return ((do @ v.T) * r * k.T * between.exp()).tril(-1)
-
-
-SKETCHES = {"passing": Passing}

@@ -115,7 +115,7 @@ class TwoFormsShown:
     """The relative L2 error of all outputs by form."""
 
 
-class TwoForms(Sketch, words=WORDS["two_forms"]):
+class TwoForms(Sketch, name="two_forms", words=WORDS):
     """The distance of both forms from the true values, in steps of the format that stores them."""
 
     knobs = {"digits": lambda: integer(24, 6, 24, "digits kept")}
@@ -223,7 +223,7 @@ class MeasuresShown:
     errors: Errors
 
 
-class Measures(Sketch, words=WORDS["measures"]):
+class Measures(Sketch, name="measures", words=WORDS):
     """A map of the errors of an output, and the values of five measures of it."""
 
     knobs = {"wrong": lambda: choice("inputs", _WRONG, "wrong is")}
@@ -321,7 +321,7 @@ class AmplifiedShown:
     law: np.ndarray
 
 
-class Amplified(Sketch, words=WORDS["amplified"]):
+class Amplified(Sketch, name="amplified", words=WORDS):
     """The distance between two states over the tokens."""
 
     knobs = {"w": lambda: steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")}
@@ -402,6 +402,3 @@ def _exact(seed: int) -> tuple[Tensor, Tensor]:
     x = inputs("rwkv6", seed=seed, **SIZES)
     stored = {name: tensor.bfloat16() for name, tensor in x.items()}
     return tuple(truth("rwkv6", each)["o"][0, :, 0] for each in (x, stored))
-
-
-SKETCHES = {"two_forms": TwoForms, "measures": Measures, "amplified": Amplified}

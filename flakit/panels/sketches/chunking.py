@@ -127,7 +127,7 @@ class ChunksShown:
         return {"steps": _T // self.chunk, **pairs}
 
 
-class Chunks(Sketch, words=WORDS["chunks"]):
+class Chunks(Sketch, name="chunks", words=WORDS):
     """Every pair of tokens by its kind, and the cost of a chunk."""
 
     knobs = {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")}
@@ -222,7 +222,7 @@ class SplitShown:
     made: np.ndarray
 
 
-class Split(Sketch, words=WORDS["split"]):
+class Split(Sketch, name="split", words=WORDS):
     """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
 
     knobs = {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")}
@@ -320,7 +320,7 @@ class WaysShown:
         return rows
 
 
-class Ways(Sketch, words=WORDS["ways"]):
+class Ways(Sketch, name="ways", words=WORDS):
     """The product that computes each pair of a chunk, and the largest factors of each product."""
 
     knobs = {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")}
@@ -420,6 +420,3 @@ def _power(exponent: float) -> str:
     """
     value = float(np.exp(np.float64(exponent)))
     return f"e^{number(exponent)} = {number(value, 2) if value >= 1e6 else f'{round(value):,}'}"
-
-
-SKETCHES = {"chunks": Chunks, "split": Split, "ways": Ways}

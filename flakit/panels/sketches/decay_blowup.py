@@ -86,7 +86,7 @@ class EndsShown:
     values: Mapping[str, float]
 
 
-class Ends(Sketch, words=WORDS["ends"]):
+class Ends(Sketch, name="ends", words=WORDS):
     """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
 
     knobs = {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)}
@@ -164,7 +164,7 @@ class CountingShown:
     tokens: np.ndarray
 
 
-class Counting(Sketch, words=WORDS["counting"]):
+class Counting(Sketch, name="counting", words=WORDS):
     """A row of tokens to count."""
 
     knobs = {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")}
@@ -247,7 +247,7 @@ class FatalShown:
         return np.any(list(self.lost.values()), axis=0)
 
 
-class Fatal(Sketch, words=WORDS["fatal"]):
+class Fatal(Sketch, name="fatal", words=WORDS):
     """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
 
     knobs = {"anchor": lambda: integer(1, -3, 9, "anchor p +")}
@@ -321,6 +321,3 @@ for name in ("o", "dr", "dk", "dv", "dw"):
         t = int(cell.map.split()[-1]) * _CHUNK + cell.column
         lost = self._lost(shown, t)
         return self.words.say("broken" if lost else "fine", w=STRONG, t=t, lost=listed(lost))
-
-
-SKETCHES = {"ends": Ends, "counting": Counting, "fatal": Fatal}

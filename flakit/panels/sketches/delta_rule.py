@@ -73,7 +73,7 @@ class EditingShown:
     now: np.ndarray
 
 
-class Editing(Sketch, words=WORDS["editing"]):
+class Editing(Sketch, name="editing", words=WORDS):
     """The four tables of one edit, each number in its cell."""
 
     knobs, presets = _KNOBS, _PRESETS
@@ -146,7 +146,7 @@ class RevisionsShown:
     counts: np.ndarray
 
 
-class Revisions(Sketch, words=WORDS["revisions"]):
+class Revisions(Sketch, name="revisions", words=WORDS):
     """A bar for each token that wrote under the same key."""
 
     knobs, presets = _KNOBS, _PRESETS
@@ -197,6 +197,3 @@ print(torch.autograd.grad(o[0, -1].sum(), v)[0].flatten().tolist())
         n = cell.column
         later = _TOKENS - 1 - n
         return self.words.say("arithmetic", n=n, later=later, alpha=short(shown.alpha), counts=short(shown.counts[n]))
-
-
-SKETCHES = {"editing": Editing, "revisions": Revisions}

@@ -46,7 +46,7 @@ class ChainedShown:
     inverse: np.ndarray
 
 
-class Chained(Sketch, words=WORDS["chained"]):
+class Chained(Sketch, name="chained", words=WORDS):
     """The matrix of a chunk's edits beside its inverse. halves: whether to mark the blocks of two halves."""
 
     knobs = {"spread": lambda: number(0.0, 0.0, 5.0, "spread", 0.1, False)}
@@ -107,10 +107,7 @@ print(inverse.invert(L, "substitution", "float64"))
         return self.words.say(cell.map, i=i, j=j, value=short(getattr(shown, cell.map)[i, j]))
 
 
-class Halved(Chained, words=WORDS["chained"]):
+class Halved(Chained, name="halved"):
     """The same, with the blocks of two halves marked."""
 
     halves = True
-
-
-SKETCHES = {"chained": Chained, "halved": Halved}

@@ -83,7 +83,7 @@ class SlotsShown:
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
-class Slots(Sketch, words=WORDS["slots"]):
+class Slots(Sketch, name="slots", words=WORDS):
     """The content of the slots, and the weights of a query beside those of softmax attention."""
 
     knobs = {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)}
@@ -172,7 +172,7 @@ class SlotGateShown:
     left: np.ndarray
 
 
-class SlotGate(Sketch, words=WORDS["slot_gate"]):
+class SlotGate(Sketch, name="slot_gate", words=WORDS):
     """The gate over f, and the decay of a slot by it."""
 
     knobs = {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)}
@@ -233,6 +233,3 @@ for more in range(1, 41):
 
 def _gate(f: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.logsigmoid(f) / 8
-
-
-SKETCHES = {"slots": Slots, "slot_gate": SlotGate}

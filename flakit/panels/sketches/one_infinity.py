@@ -52,7 +52,7 @@ class OneColumnShown:
     lost: Mapping[str, float]
 
 
-class OneColumn(Sketch, words=WORDS["one_column"]):
+class OneColumn(Sketch, name="one_column", words=WORDS):
     """One infinite column, and the gradient that it destroys."""
 
     knobs = {"decay": lambda: DecayKnob(-1.39, "decay", stops=_STOPS, low=-3.0)}
@@ -104,6 +104,3 @@ for name, share in follow({{decay}}, C={_C}, K={_K}).lost.items():
         if cell.map == "dr":
             return self.words.say("dr", true=shown.true[t, c], **values)
         return self.words.say("keys", k=shown.k[t, c], exponent=shown.exponents[t], **values)
-
-
-SKETCHES = {"one_column": OneColumn}

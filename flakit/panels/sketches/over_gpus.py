@@ -91,7 +91,7 @@ class RanksShown:
         return self.walks * self.each
 
 
-class Ranks(Sketch, words=WORDS["ranks"]):
+class Ranks(Sketch, name="ranks", words=WORDS):
     """The share that enters each rank, and the tokens and bytes of a rank."""
 
     knobs = {
@@ -190,6 +190,3 @@ def slices(op: str, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     identity = torch.eye(_K, dtype=torch.float64).expand(ranks, 1, _K, _K).contiguous()
     M = run(**x | {"v": torch.zeros_like(x["v"]), "initial_state": identity}).final_state
     return M[:, 0], run(**x).final_state[:, 0]
-
-
-SKETCHES = {"ranks": Ranks}

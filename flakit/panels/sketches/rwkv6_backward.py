@@ -114,7 +114,7 @@ class WalkShown:
         return self.states if name == "S" else self.gradients
 
 
-class Walk(Sketch, words=WORDS["walking_back"]):
+class Walk(Sketch, name="walking_back", words=WORDS):
     """S from left to right, then D from right to left."""
 
     knobs = {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")}
@@ -207,7 +207,7 @@ class GrowthShown:
     finite: Mapping[str, np.ndarray]
 
 
-class Growth(Sketch, words=WORDS["growth"]):
+class Growth(Sketch, name="growth", words=WORDS):
     """The size of S, D and dw over the tokens, against the end of float32."""
 
     knobs = {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)}
@@ -313,6 +313,3 @@ def _walk() -> dict:
     arrays["states"] = torch.stack([step.state[0, 0] for step in forward])
     arrays["gradients"] = torch.stack([step.dstate[0, 0] for step in backward])
     return {name: tensor.numpy() for name, tensor in arrays.items()}
-
-
-SKETCHES = {"walking_back": Walk, "growth": Growth}

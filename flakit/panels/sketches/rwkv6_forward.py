@@ -60,7 +60,7 @@ class ReadingShown:
     output: np.ndarray
 
 
-class Reading(Sketch, words=WORDS["reading"]):
+class Reading(Sketch, name="reading", words=WORDS):
     """A few tokens with two channels: arrows, products, output."""
 
     knobs = {"direction": lambda: integer(0, 0, 345, "direction", 15)}
@@ -156,7 +156,7 @@ class ForgettingShown:
     left: np.ndarray
 
 
-class Forgetting(Sketch, words=WORDS["forgetting"]):
+class Forgetting(Sketch, name="forgetting", words=WORDS):
     """The share left of what a token wrote, over the tokens read since, with a mark at one half."""
 
     knobs = {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)}
@@ -218,6 +218,3 @@ for more in range(1, 41):
 def _half_life(w: float) -> float:
     """Return the number of tokens until half is left."""
     return math.inf if w == 0 else math.log(2) / -w
-
-
-SKETCHES = {"reading": Reading, "forgetting": Forgetting}

@@ -106,7 +106,7 @@ class RoofShown:
         return 1e-9 * self.bytes / copy_tb_s, 1e-9 * self.operations / tflops
 
 
-class Roof(Sketch, words=WORDS["roof"]):
+class Roof(Sketch, name="roof", words=WORDS):
     """The roof with a call below it, and the two times of the call."""
 
     knobs = {"tokens": lambda: steps(1, TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")}
@@ -191,7 +191,7 @@ class KeptShown:
     states: np.ndarray
 
 
-class Kept(Sketch, words=WORDS["kept"]):
+class Kept(Sketch, name="kept", words=WORDS):
     """Two times over the chunk size, and those of the chosen size."""
 
     knobs = {
@@ -280,7 +280,7 @@ class TailShown:
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
-class Tail(Sketch, words=WORDS["tail"]):
+class Tail(Sketch, name="tail", words=WORDS):
     """A map of the chunks of each head, and a bar for each share."""
 
     knobs = {
@@ -385,6 +385,3 @@ def _gates() -> tuple[int, int]:
     """Return the gates of a chunk, and of a head's full sequence."""
     row = _row()
     return _CHUNK * row["K"], row["T"] * row["K"]
-
-
-SKETCHES = {"roof": Roof, "kept": Kept, "tail": Tail}

@@ -46,7 +46,7 @@ class BrokenShown:
     shares: Mapping[str, float]
 
 
-class Broken(Sketch, words=WORDS["broken"]):
+class Broken(Sketch, name="broken", words=WORDS):
     """A gradient beside its true values; the sentence names the broken tensors."""
 
     knobs = {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)}
@@ -101,6 +101,3 @@ for name, bad in anchor.run(x, "none").non_finite.items():
     def arithmetic(self, shown: BrokenShown, cell: Cell) -> str:
         t, c = cell.column, cell.row
         return self.words.say("arithmetic", t=t, c=c, computed=shown.computed[t, c], true=shown.true[t, c])
-
-
-SKETCHES = {"broken": Broken}

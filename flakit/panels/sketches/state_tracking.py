@@ -100,7 +100,7 @@ class SwapsShown:
     orders: np.ndarray
 
 
-class Swaps(Sketch, words=WORDS["swaps"]):
+class Swaps(Sketch, name="swaps", words=WORDS):
     """Three things that change places, as lines."""
 
     knobs = {"t": lambda: integer(0, 0, MOVES, "moves")}
@@ -166,7 +166,7 @@ class MirrorShown:
         return float(KAPPA @ self.after / (KAPPA @ BEFORE))
 
 
-class Mirror(Sketch, words=WORDS["mirror"]):
+class Mirror(Sketch, name="mirror", words=WORDS):
     """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
 
     knobs = {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)}
@@ -250,7 +250,7 @@ class AgainShown:
     left: np.ndarray
 
 
-class Again(Sketch, words=WORDS["again"]):
+class Again(Sketch, name="again", words=WORDS):
     """The size of what is left after each reading, its sign as a colour."""
 
     knobs = {
@@ -329,6 +329,3 @@ def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, tim
     x |= {"a": tokens(-kappa), "b": tokens(alpha * kappa), "initial_state": column.float().view(1, 1, K, 1)}
     rows = [fused_recurrent_rwkv7(r=tokens(row), **x).o[0, :, 0, 0] for row in torch.eye(K, dtype=kappa.dtype)]
     return torch.stack(rows, 1)
-
-
-SKETCHES = {"swaps": Swaps, "mirror": Mirror, "again": Again}

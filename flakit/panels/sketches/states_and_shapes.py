@@ -63,7 +63,7 @@ class PiecesShown:
     worst: float
 
 
-class Pieces(Sketch, words=WORDS["pieces"]):
+class Pieces(Sketch, name="pieces", words=WORDS):
     """Errors of the outputs and of a gradient along a sequence in two pieces."""
 
     knobs = {
@@ -134,6 +134,3 @@ def _uncut(op: str) -> tuple[dict, dict]:
     """Return inputs, and the float64 results of the uncut sequence."""
     x = inputs(op, T=_T, H=2, K=16)
     return x, truth(op, x, recurrence=False)
-
-
-SKETCHES = {"pieces": Pieces}

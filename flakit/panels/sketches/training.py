@@ -82,7 +82,7 @@ class MeanOfMeansShown:
     right: np.ndarray
 
 
-class MeanOfMeans(Sketch, words=WORDS["mean_of_means"]):
+class MeanOfMeans(Sketch, name="mean_of_means", words=WORDS):
     """The weight of each target if parts of different size count the same."""
 
     knobs = {"cut": lambda: integer(2, 1, TARGETS - 1, "cut after")}
@@ -144,7 +144,7 @@ class ClippingShown:
     norm: float
 
 
-class Clipping(Sketch, words=WORDS["clipping"]):
+class Clipping(Sketch, name="clipping", words=WORDS):
     """Two tables of nine gradients, a number in each cell."""
 
     knobs = {"bad": lambda: steps("5", _BAD, "gradient")}
@@ -207,7 +207,7 @@ class FProjShown:
     output_finite: bool
 
 
-class FProj(Sketch, words=WORDS["f_proj"]):
+class FProj(Sketch, name="f_proj", words=WORDS):
     """The exponent over f with its limit, and the gradient that it destroys."""
 
     knobs = {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")}
@@ -290,6 +290,3 @@ def _exponents() -> tuple[np.ndarray, np.ndarray]:
     gates = torch.tensor([_g(f) for f in _F])
     exponents = gate_drift.exponents("gsa", gates[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
     return gates.numpy(), exponents.flatten().float().numpy()
-
-
-SKETCHES = {"mean_of_means": MeanOfMeans, "clipping": Clipping, "f_proj": FProj}
