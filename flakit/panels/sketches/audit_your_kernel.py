@@ -57,8 +57,9 @@ class BudgetShown:
     allowed: np.ndarray
 
     @property
-    def wrong(self) -> list[str]:
-        return [name for name, x, y in zip(self.names, self.errors, self.allowed, strict=True) if x > y]
+    def wrong(self) -> np.ndarray:
+        """Whether a tensor's error is beyond its budget, boolean [N]."""
+        return self.errors > self.allowed
 
 
 class Budget(Sketch, name="budget", words=WORDS):
@@ -111,18 +112,17 @@ print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False
 
     def update(self, shown: BudgetShown) -> None:
         with np.errstate(divide="ignore"):
-            ends = np.log10(np.asarray(shown.errors)).clip(_LOW, _HIGH)
-        wrong = np.asarray(shown.errors) > np.asarray(shown.allowed)
-        self._within.update(np.where(wrong, np.nan, ends), _LOW)
-        self._beyond.update(np.where(wrong, ends, np.nan), _LOW)
+            ends = np.log10(shown.errors).clip(_LOW, _HIGH)
+        self._within.update(np.where(shown.wrong, np.nan, ends), _LOW)
+        self._beyond.update(np.where(shown.wrong, ends, np.nan), _LOW)
         self._marks.set_data(np.log10(shown.allowed), range(len(shown.names)))
 
     def say(self, shown: BudgetShown) -> str:
         fault = fault_words(shown.fault)
-        if shown.wrong:
-            return self.words.say("seen", fault=fault, names=listed(shown.wrong), verb=verb(shown.wrong))
-        share = max(x / y for x, y in zip(shown.errors, shown.allowed, strict=True))
-        worst = f"{math.ceil(100 * share)}%"
+        if shown.wrong.any():
+            wrong = [name for name, beyond in zip(shown.names, shown.wrong, strict=True) if beyond]
+            return self.words.say("seen", fault=fault, names=listed(wrong), verb=verb(wrong))
+        worst = f"{math.ceil(100 * (shown.errors / shown.allowed).max())}%"
         return self.words.say("unseen" if shown.fault else "none", fault=fault, worst=worst, dtype=shown.dtype)
 
     def arithmetic(self, shown: BudgetShown, cell: Cell) -> str:

@@ -173,9 +173,8 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
         (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
         left, self._bars = 0.6 + side + 0.4, {}
         for n, name in enumerate(("steps", "pairs")):
-            ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3)
+            ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3, yticks=[])
             ax.set_title(self.words[name], pad=3)
-            ax.set_yticks([])
             colour = style.BLUE if name == "steps" else style.SKY
             self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
         handles = [Patch(label=self.words[name], linewidth=0, **look) for name, look in looks.items()]

@@ -47,7 +47,7 @@ class ChainedShown:
 
 
 class Chained(Sketch, name="chained", words=WORDS):
-    """The matrix of a chunk's edits beside its inverse. halves: whether to mark the blocks of two halves."""
+    """The matrix of a chunk's edits beside its inverse."""
 
     knobs = {"spread": lambda: number(0.0, 0.0, 5.0, "spread", 0.1, False)}
     presets = {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}}
@@ -57,7 +57,6 @@ L = inverse.matrix(spread={spread})
 print(L)
 print(inverse.invert(L, "substitution", "float64"))
 """
-    halves = False
 
     @staticmethod
     def compute(spread: float) -> ChainedShown:
@@ -73,20 +72,6 @@ print(inverse.invert(L, "substitution", "float64"))
             left=0.6, top=0.3, size=(side, side), gap=0.4, rows=self.words["i"], columns=self.words["j"],
         )  # fmt: skip
         self._maps.bar("inverse").set_yticks([-1, 0, 1])
-        if self.halves:
-            self._draw_blocks()
-
-    def _draw_blocks(self) -> None:
-        """Draw the borders between the halves of a chunk, and the names of its blocks."""
-        first, border, second = (_C * n / 4 - 0.5 for n in (1, 2, 3))
-        line = {"color": style.BLACK, "linewidth": 1.4, "zorder": 5}
-        look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
-        look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
-        for name, heat in self._maps.items():
-            self.canvas.moving(heat.ax.axhline(border, **line), heat.ax.axvline(border, **line))
-            corner, below, last = self.words["halves"][name]
-            for text, row, column in ((corner, first, first), (below, second, first), (last, second, second)):
-                self.canvas.moving(heat.ax.text(column, row, text, **look))
 
     def update(self, shown: ChainedShown) -> None:
         self._maps.update(shown)
@@ -108,6 +93,16 @@ print(inverse.invert(L, "substitution", "float64"))
 
 
 class Halved(Chained, name="halved"):
-    """The same, with the blocks of two halves marked."""
+    """The same, with the borders between the halves of the chunk and the names of its blocks."""
 
-    halves = True
+    def __init__(self, width: float):
+        super().__init__(width)
+        first, border, second = (_C * n / 4 - 0.5 for n in (1, 2, 3))
+        line = {"color": style.BLACK, "linewidth": 1.4, "zorder": 5}
+        look = {"ha": "center", "va": "center", "fontsize": 12, "zorder": 6}
+        look["bbox"] = {"facecolor": "white", "edgecolor": style.BLACK, "linewidth": 0.6, "pad": 2.5}
+        for name, heat in self._maps.items():
+            self.canvas.moving(heat.ax.axhline(border, **line), heat.ax.axvline(border, **line))
+            corner, below, last = self.words["halves"][name]
+            for text, row, column in ((corner, first, first), (below, second, first), (last, second, second)):
+                self.canvas.moving(heat.ax.text(column, row, text, **look))

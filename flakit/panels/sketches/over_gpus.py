@@ -136,9 +136,8 @@ print("what is left of each rank's writing in the last one's state", shown.left[
         self._maps.bar("ranks", self.words["left"], gap=0.12, width=0.13).set_yticks([0, 0.5, 1])
         left, self._bars = 0.62 + side + 1.15, {}
         for n, name in enumerate(BARS):
-            ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3)
+            ax = self.canvas.axes(left, 0.32 + 0.74 * n, width - left - 0.95, 0.3, yticks=[])
             ax.set_title(self.words[name], pad=3)
-            ax.set_yticks([])
             colour = style.BLUE if name == "walks" else style.SKY
             self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.015)
 

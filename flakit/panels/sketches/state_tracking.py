@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +86,6 @@ WORDS = Words() | {
 }
 
 
-def _listed(order: Sequence[int]) -> str:
-    return ", ".join(WORDS["swaps"]["things"][thing] for thing in order)
-
-
 @dataclass(frozen=True)
 class SwapsShown:
     """The two places that each move swaps, [N, 2]; the thing in each place after 0, 1, … N moves, [N + 1, 3]."""
@@ -141,7 +136,7 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
             name.set_position((shown.t + 0.12, places[shown.t]))
 
     def say(self, shown: SwapsShown) -> str:
-        order = _listed(shown.orders[shown.t])
+        order = ", ".join(self.words["things"][thing] for thing in shown.orders[shown.t])
         if shown.t == 0:
             return self.words.say("begin", order=order)
         a, b = (self.words["places"][place] for place in shown.moves[shown.t - 1])
