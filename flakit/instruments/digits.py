@@ -389,7 +389,7 @@ class Digits(Report):
 
     @classmethod
     def from_dict(cls, data: Mapping) -> "Digits":
-        """Restore the result of `to_dict`."""
+        """Restore a `Digits` from the result of `to_dict`, without its `rounds`."""
         digits = cls()
         digits.notes, digits.partial = list(data["notes"]), data.get("partial", False)
         for x in data["lines"]:

@@ -149,7 +149,10 @@ class Setting:
         return x, arriving
 
     def _change(self, w: Tensor, op: Operator) -> None:
-        """Write pairs, factors and spikes into the decays w, in place; fields are natural logarithms."""
+        """Apply the pair of decays, `per_head`, `first` and `spike` to the log decays w, in place.
+
+        The pair, `first` and `spike` are natural logarithms; one unit of w is `op.nats` of these.
+        """
         axes = op.axes[op.decay].split()
         if isinstance(self.decay, (tuple, list)):
             pair = [x / op.nats for x in self.decay]

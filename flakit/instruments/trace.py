@@ -62,7 +62,7 @@ def _shadows(result: Trace) -> tuple:
 
 @contextmanager
 def watching(result: Trace, tiles=None, tensors=None) -> Iterator[None]:
-    """Record in `found` what runs meanwhile; the observers `tiles` and `tensors` are called for every operation."""
+    """Record in `result` what runs meanwhile; the observers `tiles` and `tensors` are called for every operation."""
     with ExitStack() as stack:
         memory: dict[int, list[Site]] = {}
         busy: Callable[[], bool] = lambda: False  # noqa: E731

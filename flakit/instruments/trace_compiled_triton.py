@@ -29,7 +29,7 @@ _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
 def read(
     trace: Trace, kernel: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
 ) -> None:
-    """Add the report of a launch, `seen`, to a trace. args: the kernel's arguments by name; memory: as in `trace`."""
+    """Add the report of a launch, `seen`, to a trace. args: the kernel's arguments by name; memory: as in `_relate`."""
     count = len(kernel.checks)
     numbers = seen.cpu().numpy()
     if not numbers[: count * ROW].any():
@@ -62,7 +62,10 @@ def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: t
 
 
 def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
-    """Set the parents of a site, and from them how its first bad tile arose."""
+    """Set the parents of site i, those that its bad values come from, and how its first bad tile arose.
+
+    memory: the sites that wrote to each storage, by its address. A store or an atomic adds its own site.
+    """
     site, check = sites[i], kernel.checks[i]
     for name in check.reads:
         for j in _definers(name, check.function, i, kernel, sites):

@@ -611,7 +611,7 @@ _Touched = tuple[_Argument, np.ndarray]
 
 
 def _lit(mask) -> np.ndarray:
-    """The lanes of a mask, which is an array for block pointers and a tile for others."""
+    """Return a mask as a boolean array, True for active lanes. mask: an array for block pointers, a tile for others."""
     return np.asarray(mask.data).astype(bool)
 
 

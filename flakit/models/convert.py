@@ -165,7 +165,11 @@ def _rwkv6(n: int) -> Names:
 
 @dataclass(frozen=True)
 class Kind:
-    """A checkpoint format. by: a name in layer 0 that only this format has; heads: a tensor of shape [H, head_size]."""
+    """A checkpoint format. names: the library that named its tensors, "rwkv-lm" or "fla". mixer: "rwkv6" or "rwkv7".
+
+    by, heads: names of tensors in layer 0: one that only this format has, and one of shape [H, head_size].
+    layer: function that returns the `Names` of layer n.
+    """
 
     names: str
     mixer: str

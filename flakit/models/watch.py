@@ -375,7 +375,10 @@ class Watch:
         self._recorder.now = True
 
     def _on_pass(self, training: bool, builds: bool) -> None:
-        """Count a step after a forward pass, and measure if due. builds: whether autograd recorded the pass."""
+        """After a forward pass in training mode, count a step, and measure if one is due.
+
+        In evaluation mode, warn when `every` passes with gradients enabled (`builds`) have run since the last step.
+        """
         if not training:
             self._evaluated += builds
             if self._evaluated == self.every:

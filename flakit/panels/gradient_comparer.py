@@ -264,7 +264,7 @@ class GradientComparer(Panel):
         )
 
     def _along_axis(self, rows: Sequence[Mapping], tensor: str) -> Curves:
-        """Return the errors along time, or along the first axis of a tensor without time."""
+        """Return each form's errors of a tensor along time, or else along its first axis other than batch and heads."""
         op = self.operators[rows[0]["op"]]
         axis = _first_axis(op, tensor)
         title = "along time" if axis == "T" else "along rows"

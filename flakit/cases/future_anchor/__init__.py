@@ -95,9 +95,9 @@ def show(
     block: Annotated[int, (8, 16, 32, 64)] = 16,
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement for one anchor and the token P whose decays change, in a block with T rows.
+    """Change the decays at token P, and compare law and measurement: do the outputs before P change?
 
-    ValueError for P or T outside the block.
+    T: filled rows of a block of `block` rows. anchor: one of `ANCHORS`. Raises ValueError unless 0 <= P < T <= block.
     """
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")

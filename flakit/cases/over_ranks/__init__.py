@@ -34,9 +34,11 @@ FAULTS = ("head 0's gate", "first rank's D", "none")
 
 
 def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, Tensor]:
-    """Return a slice's map of D for RWKV6, D -> factor * D + dN: the factor [B, H, K, 1] and dN [B, H, K, V].
+    """Return the map of the state's gradient D over a slice of L tokens, from its end to its start, for RWKV6.
 
-    r, w, do: [B, L, H, ·]. Output t reads the state before token t, which has decayed by the slice's tokens before t.
+    D -> factor * D + dN: factor [B, H, K, 1] is the slice's decay, dN [B, H, K, V] comes from the slice's own outputs.
+    Output t reads the state before token t, which has decayed by the slice's tokens before t.
+    r, w, do: [B, L, H, ·]. wrong: use the decays of head 0 for all heads, which is the fault.
     """
     w = w[:, :, :1].expand_as(w) if wrong else w
     until = w.cumsum(1) - w
@@ -69,7 +71,7 @@ def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tup
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One sequence over ranks, its loss a random sum of outputs."""
+    """Errors of one sequence over ranks, measured and predicted; the loss is a randomly weighted sum of outputs."""
 
     fault: str
     ranks: int

@@ -65,9 +65,9 @@ def prefetch(p, there, N: tl.constexpr):
 
 @triton.jit
 def arrived(x):
-    """Return x, a loaded 16-bit or float32 tile, for use from here on.
+    """Return x, a loaded 16-bit or float32 tile, unchanged: a barrier to the compiler, where the load is awaited.
 
-    Triton moves a layout conversion right behind the load of its operand, and waits there. It cannot move one across
+    Without it, Triton moves a layout conversion of x right behind the load, and waits there. It cannot move one across
     `arrived`, so loads issued before it overlap.
     """
     if not INTERPRETED:

@@ -147,7 +147,7 @@ class RevisionsShown:
 
 
 class Revisions(Sketch, name="revisions", words=WORDS):
-    """A bar for each token that wrote under the same key."""
+    """A bar for each token: the weight of its value in the last output, where all tokens write under one key."""
 
     knobs, presets = _KNOBS, _PRESETS
     script = """import torch
