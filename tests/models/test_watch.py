@@ -496,7 +496,7 @@ def drifted(seed, steps):
         with flakit.watch(made, every=10, only=["padding, chunk"]) as watching:
             run = train(
                 made, Delay().batch, steps=steps, size=gate_drift.SIZE, T=gate_drift.T,
-                lr=gate_drift.LEARNING_RATE["gsa"], warmup=gate_drift.WARMUP / steps, cosine=False, seed=seed,
+                lr=gate_drift.LEARNING_RATE["gsa"], warmup=gate_drift.delay.WARMUP / steps, cosine=False, seed=seed,
                 progress=False,
             )  # fmt: skip
     return watching, run
