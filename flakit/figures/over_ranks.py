@@ -12,13 +12,13 @@ def over_ranks(
     title: str,
     ranks: Sequence[int],
     panels: Mapping[str, Mapping[str, Sequence[float]]],
-    measured: Mapping[str, Sequence[tuple[int, float]]],
+    measured: Mapping[str, Sequence[tuple[int, float, bool]]],
     *,
     height: float = 3.1,
 ) -> Picture:
     """Draw panels side by side, a line per name: the efficiency, from 0 to 1, over the number of ranks.
 
-    measured: points (ranks, efficiency) of the first panel, by the name of their line.
+    measured: points (ranks, efficiency, whether the dot is filled) of the first panel, by the name of their line.
     """
     for name, lines in panels.items():
         if len(lines) > len(style.LINES):
@@ -34,8 +34,10 @@ def over_ranks(
         for ax, (name, lines) in zip(axes, panels.items(), strict=True):
             for look, (words, line) in zip(style.LINES, lines.items(), strict=False):
                 ax.plot(ranks, line, **look, label=words)
-                for at, efficiency in measured.get(words, ()) if ax is axes[0] else ():
-                    ax.plot(at, efficiency, "o", color=look["color"], markeredgecolor="white", markersize=8, zorder=4)
+                for at, efficiency, filled in measured.get(words, ()) if ax is axes[0] else ():
+                    face, size = (look["color"], 5) if filled else ("white", 9)  # a filled dot may lie in a hollow one
+                    dot = {"markerfacecolor": face, "markeredgecolor": look["color"], "markersize": size}
+                    ax.plot(at, efficiency, "o", **dot, zorder=5 if filled else 4)
             ax.set_title(name, fontsize=9.5)
             ax.set(xlabel="ranks (log scale)", xscale="log", ylim=(0, 1.03))
             ax.set_xticks([r for n, r in enumerate(ranks) if n % 2 == 0])

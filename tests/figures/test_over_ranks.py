@@ -10,12 +10,14 @@ LINES = {"few": [1.0, 0.5], "many": [1.0, 0.9]}
 
 
 def test_lines_and_measured_points():
-    picture = over_ranks("ranks", [1, 2], {"tokens": LINES, "ways": {"many": [1.0, 0.7]}}, {"many": [(2, 0.95)]})
+    panels = {"tokens": LINES, "ways": {"many": [1.0, 0.7]}}
+    picture = over_ranks("ranks", [1, 2], panels, {"many": [(2, 0.95, True), (2, 0.9, False)]})
     first, second = picture.figure.axes
-    few, many, point = first.get_lines()
+    few, many, *points = first.get_lines()
     assert (list(few.get_ydata()), list(many.get_ydata())) == (LINES["few"], LINES["many"])
-    assert (list(point.get_xdata()), list(point.get_ydata())) == ([2], [0.95])
-    assert point.get_color() == many.get_color()
+    assert [(list(x.get_xdata()), list(x.get_ydata())) for x in points] == [([2], [0.95]), ([2], [0.9])]
+    assert [x.get_markerfacecolor() for x in points] == [many.get_color(), "white"]
+    assert {x.get_markeredgecolor() for x in points} == {many.get_color()}
     assert len(second.get_lines()) == 1  # of the first panel alone was anything measured
     assert picture.alt == "ranks: efficiency against ranks. tokens: few, many; ways: many"
 
