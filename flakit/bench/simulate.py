@@ -334,9 +334,10 @@ def drawn(op: str = "rwkv7", net: Network | None = None, most: int = 1024) -> tu
         f"gather, {power_of_two(T)} tokens": {f"K {size}": line(T, size) for size in (32, 64, 128, 256)},
     }
     points = {}
-    for card, row in [(card, row) for card in CARDS for row in measured(op, card)]:
-        ratio = row["alone_ms"] / row["together_ms"] / row["ranks"]
-        points.setdefault(power_of_two(row["T"]), []).append((row["ranks"], ratio, card == CARDS[0]))
+    for card in CARDS:
+        for row in measured(op, card):
+            ratio = row["alone_ms"] / row["together_ms"] / row["ranks"]
+            points.setdefault(power_of_two(row["T"]), []).append((row["ranks"], ratio, card == CARDS[0]))
     return f"{operator(op).label} over ranks, forward and all gradients, simulated", rank_counts, panels, points
 
 
