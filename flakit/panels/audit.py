@@ -64,6 +64,7 @@ class AuditPanel(Panel):
 
     name = "audit"
     on_view = ("failure",)
+    result: tuple[Verdict, Elements | None] | None
 
     def __init__(self, subject: Subject, like: object, seed: int = 0, **options):
         self.subject, self._like, self._options = subject, like, options

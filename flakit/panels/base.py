@@ -28,7 +28,7 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from ..cases.laws import on_cpu
-from ..figures.canvas import FOR_LIGHT, Cell
+from ..figures.canvas import FOR_LIGHT, Canvas, Cell
 from ..language import Words, current, label, say, speaking, tight
 from ..numerics.evaluate import one_thread
 from .knobs import assign, stops_of
@@ -149,6 +149,10 @@ class Panel(widgets.VBox):
     """The current language at creation, see `flakit.language.speaking`."""
     text: str
     """The readout as plain text."""
+    canvas: Canvas
+    """The drawn picture, which `draw` assigns."""
+    result: object
+    """What `compute` returned for the setting on view; a subclass that reads it declares its own type."""
     compute: Callable
     draw: Callable[..., None]
     describe: Callable[..., str]
@@ -184,7 +188,7 @@ class Panel(widgets.VBox):
         seed = widgets.BoundedIntText(0, 0, 2**31 - 1, description="seed", **look)
         seed.layout.display = None if self.random else "none"
         self.knobs = {**knobs, "seed": seed}
-        self.width, self.canvas, self.result, self._alt = WIDE, None, None, alt
+        self.width, self._alt = WIDE, alt
         for knob in self.knobs.values():
             knob.description = label(knob.description)
         self._figures: dict[Hashable, object] = {}

@@ -120,6 +120,7 @@ class DecayExplorer(Panel):
     name = "decay-explorer"
     on_view = ("decay", "spike", "scheme")
     main = "decay"
+    result: dict
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
         first, reads = next(iter(_READS)), {name: tuple(of)[0] for name, of in _READS.items()}

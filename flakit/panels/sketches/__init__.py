@@ -5,6 +5,7 @@ Each sketch is a class: its knobs, the arrays of a setting, and the picture.
 
 import functools
 from importlib import import_module
+from typing import Any
 
 from ...figures.canvas import Cell
 from ...language import speaking
@@ -24,6 +25,7 @@ class SketchPanel(Panel):
     """One or two knobs, a sentence or two, one small picture."""
 
     readout_lines = 2
+    result: Any
 
     def __init__(self, name: str, **settings):
         self.sketch, self.name = SKETCHES[name], f"sketch-{name}"
