@@ -1,4 +1,8 @@
-"""Run every probe of the casebook on a kernel: `flakit.audit(my_op, like="rwkv6")`, `flakit audit my.py:my_op`."""
+"""The audit: runs every probe on a linear-attention kernel, compares it with float64, and collects the verdicts.
+
+Call it as `flakit.audit(my_op, like="rwkv6")`, or from a shell as `flakit audit my.py:my_op`. Each probe asks one
+question that a real failure taught, a case of `flakit.cases`.
+"""
 
 import contextlib
 import io
@@ -39,13 +43,14 @@ OVERTIME = 1.5
 class Verdict:
     """The result of one probe.
 
+    verdict: PASS, FAIL, UNSUPPORTED or LEFT_OUT. finding: the worst finding of its check, None if nothing ran.
     words: the worst figure and the allowed one, or why the probe is not supported.
     setting: the smallest setting that fails, or that of the worst figure.
-    case: the case of the casebook that the failure resembles; law: why that one.
-    tried: how many of `settings` ran; left_out: how many did not, for lack of time or because they need --full.
-    cause: another probe that fails for the same reason, "" for none; control: the finding that shows it.
+    case: the case of the casebook that the failure resembles. law: a sentence on the decay at which it begins.
+    tried: how many of `settings` ran. left_out: how many did not, for lack of time or because they need --full.
+    cause: another probe that fails for the same reason, "" for none. control: the finding that shows it.
     repro: a standalone script that reproduces the failure.
-    pair: the tensor that failed first, and its truth; smallest: the same at `setting`.
+    pair: the tensor that failed first, as computed and in float64. smallest: the same at `setting`.
     """
 
     probe: Probe
@@ -66,13 +71,17 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The figure with the largest share of its budget; NaN if nothing ran."""
+        """The figure with the largest share of its allowed value; NaN if nothing ran."""
         return math.nan if self.finding is None else self.finding.figure
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdicts of all probes on one subject; prints as a table."""
+    """The result of an audit: a verdict for each probe of one subject; prints as a table. `audit["truth"]` is a
+    verdict.
+
+    device: of the tensors, "cpu" or "cuda". seconds: wall-clock time. `to_dict` returns all of it as plain data.
+    """
 
     subject: Subject
     verdicts: tuple[Verdict, ...]
@@ -109,7 +118,7 @@ class Audit:
     __repr__ = __str__
 
     def picture(self):
-        """Draw every probe's worst figure as a share of its budget, with matplotlib."""
+        """Draw every probe's worst figure as a share of its budget, and return the matplotlib `Picture`."""
         from ..figures.audit import shares
 
         return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in self.verdicts})
@@ -121,7 +130,7 @@ class Audit:
         Path(path).write_text(page(self), encoding="utf-8")
 
     def write_repros(self, folder: str | Path) -> None:
-        """Write the script of each failure that has one to <probe>.py."""
+        """Write the script of each failure that has one to folder/<probe>.py, "_" in place of "-"."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for v in self.failed:
             if v.repro:
@@ -130,12 +139,12 @@ class Audit:
 
 @dataclass(frozen=True)
 class Elements:
-    """The matrix of a tensor with the most wrong elements.
+    """One matrix of a failed tensor: of all its batch entries and heads, the one with the most wrong elements.
 
     got, true, off: the computed and the true values, and the error relative to the RMS of the whole tensor, float64
         [rows, columns].
-    wrong: non-finite where the truth is finite, or off by more than the audit allows an element of ordinary size.
-    rows, columns: their axes, "" for none; tokens run across if there are any. where: the index along other axes.
+    wrong: booleans of the same shape: non-finite where the truth is finite, or off by more than allowed.
+    rows, columns: the letters of their axes, "" for none; T is always the columns. where: the index along other axes.
     count, total: how many elements of the whole tensor are wrong, of how many.
     """
 
@@ -152,7 +161,8 @@ class Elements:
 
 
 def elements(verdict: Verdict, op: Operator) -> Elements | None:
-    """The wrong elements of a verdict; None if no element is to blame, or the audit ended before it shrank."""
+    """Return the wrong elements of a verdict, for a picture of them. Return None if no element exceeds the allowed
+    error by itself, or if the audit ended before it shrank the failure."""
     finding = verdict.finding
     if verdict.smallest is None or finding is None:
         return None
@@ -179,7 +189,7 @@ def elements(verdict: Verdict, op: Operator) -> Elements | None:
 
 
 def _size(finding: Finding, off: Tensor, true: Tensor) -> float:
-    """The size to which errors are relative, as in the audit: it may exceed the RMS."""
+    """Return the size to which the audit's errors are relative, the RMS or more, recovered from the finding."""
     rms = true.square().mean().sqrt().item()
     if finding.kind != "wrong" or not finding.figure:
         return rms
@@ -281,7 +291,7 @@ def audit(
 
 
 def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
-    """Shrink a failure to its smallest setting, and add its law and a script that reproduces it."""
+    """Shrink a failure if `shrunk`, for so many seconds; return the verdict with its law, script and tensors."""
     if x.late or v.finding is None:
         return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding
@@ -298,7 +308,7 @@ def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
 
 
 def _with_one_head(x: Examiner, v: Verdict) -> bool:
-    """Whether the head with the strongest decay also fails alone."""
+    """Whether the head with the strongest decay also fails alone, so that no other head's decay is to blame."""
     assert v.finding is not None  # it failed
     s = v.finding.setting
     assert isinstance(s.decay, float)  # as in every setting of this probe
@@ -322,7 +332,7 @@ def _pair(x: Examiner, finding: Finding) -> tuple[Tensor, Tensor] | None:
 
 
 def _unrepeated(probe: Probe, x: Examiner, finding: Finding) -> str:
-    """`ONCE` if the same setting passes at a second try, else ""."""
+    """Run a failed setting again, uncached. Return `ONCE`, words for the report, if it passes this time, else ""."""
     x.forget(finding.setting)
     try:
         return "" if ONCE in finding.words or probe.ask(x, finding.setting).fails else ONCE
@@ -331,7 +341,7 @@ def _unrepeated(probe: Probe, x: Examiner, finding: Finding) -> str:
 
 
 class _Progress:
-    """A probe in progress: its remaining settings and its worst finding so far."""
+    """One probe in the course of an audit: the settings that it has not run yet, and its worst finding so far."""
 
     def __init__(self, probe: Probe, x: Examiner):
         self.probe, self.x, self.tried = probe, x, 0
@@ -346,7 +356,8 @@ class _Progress:
         self.settings = len(self.waiting) + self.costly
 
     def go_on(self, first: bool = False) -> None:
-        """Run the remaining settings until one fails or time is up; first: stop after one that is supported."""
+        """Run settings until one fails or time is up; run a failed one twice. first: stop after one supported
+        setting."""
         while self.waiting and not (self.worst is not None and self.worst.fails) and not self.x.late:
             try:
                 finding = self.probe.ask(self.x, self.waiting.pop(0))
@@ -362,7 +373,7 @@ class _Progress:
                 return
 
     def verdict(self) -> Verdict:
-        """The final verdict; runs the controls of a failure to name its cause."""
+        """Return the final verdict; for a failure, run the probe's controls to see if another probe explains it."""
         probe, worst, v = self.probe, self.worst, self.so_far()
         if v.verdict != FAIL or worst is None:
             return v
@@ -372,7 +383,7 @@ class _Progress:
         return replace(v, case=probe.resembles(worst, self.x.op) or None)
 
     def so_far(self) -> Verdict:
-        """The verdict so far, without running anything."""
+        """Return the verdict on the settings run so far, without running anything."""
         probe, worst = self.probe, self.worst
         if self.unsupported is not None:
             return Verdict(probe, UNSUPPORTED, self.unsupported)
@@ -393,7 +404,8 @@ class _Progress:
 
 
 def _fail_causes(verdicts: Iterable[Verdict], op: Operator) -> list[Verdict]:
-    """Fail every probe that passed but is the cause of another's failure, with the finding of that control."""
+    """Return the verdicts, in which a probe that passed by itself but explains another's failure fails, too. This probe
+    gets the finding of the control that showed it."""
     results = list(verdicts)
     for n, v in enumerate(results):
         control = next((other.control for other in results if other.cause == v.probe.name), None)

@@ -38,25 +38,24 @@ DRAWS, STEP = 4, 1e-6
 
 
 def budget(dtype: torch.dtype, terms: int, total: float, added: int = 0) -> float:
-    """The allowed relative L2 error.
+    """Return the allowed relative L2 error of a tensor, by the formula above.
 
-    terms: n, the length of the longest sums. total: the largest |sum of the log decays| over the sequence. added: the
-    number of tokens whose gradients are added up in the dtype, 0 for a tensor with a time axis.
+    dtype: of the inputs. terms: n, the length of the longest sums. total: the largest |sum of the log decays| over the
+    sequence. added: the number of tokens whose gradients are added up in the dtype, 0 for a tensor with a time axis.
     """
     along = rounding_error(torch.promote_types(dtype, torch.float32))
     return 2 * (math.sqrt(ROUNDINGS + added) * rounding_error(dtype) + along * (terms + total))
 
 
 def total_decay(w: Tensor) -> float:
-    """The largest |sum of log decays| of any channel over the sequence; -inf counts as 0, since it rounds nothing."""
+    """Return the largest |sum of log decays| of any channel over the sequence, for `budget`. w: natural logs [B, T,
+    ...]. -inf counts as 0: its exponential is exactly 0, without rounding."""
     return w.detach().double().abs().nan_to_num(posinf=0.0).sum(1).max().item()
 
 
 class Excess(NamedTuple):
-    """The error of a tensor in the measure with the largest share of its budget.
-
-    errors: None if the tensor is within its budget.
-    """
+    """The error of a tensor in the measure ("L2", "worst element", "worst row") with the largest share of its budget.
+    figure: the error. allowed: its limit. errors: details of the error, None if the tensor is within its budget."""
 
     measure: str
     figure: float
@@ -69,7 +68,8 @@ class Excess(NamedTuple):
 
 
 def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None) -> Excess:
-    """Compare `got` with `true` in the three measures; unit: as `units` returns it, None if not measured."""
+    """Compare `got` with `true`, float64, in the three measures; return the worst, relative to its limit. allowed: the
+    relative L2 error of `budget`. unit: the tensor's sensitivity from `units`, None if not measured."""
     limits = torch.finfo(got.dtype)
     wide = torch.finfo(torch.promote_types(got.dtype, torch.float32))
     spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)
@@ -100,9 +100,10 @@ def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None)
 def units(
     op: Operator, inputs: Mapping, arriving: Arriving, values: Mapping[str, Tensor], draws: int = DRAWS
 ) -> dict[str, Tensor]:
-    """The sensitivity of every value: the RMS over a few draws of how far it moves per relative change of all inputs.
+    """Return the sensitivity of every value: the RMS over a few draws of its change per relative change of all inputs.
 
-    For an operator with a chunked form, the draws are heads of one problem, which is faster.
+    values: the float64 outputs and gradients by name; the result has their names and shapes. If the operator has a
+    chunked form, the draws run as heads of one problem, which is faster.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -135,5 +136,5 @@ def units(
 
 
 def _heads(op: Operator, name: str) -> int:
-    """The axis of heads; that of the queries' or values' own heads, if they have any."""
+    """Return the index of a tensor's axis of heads, H, HQ or HV."""
     return next(n for n, axis in enumerate(op.axes[name].split()) if axis.startswith("H"))

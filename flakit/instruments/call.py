@@ -1,4 +1,4 @@
-"""One call of a subject, forward and backward, with ready arguments."""
+"""One forward and backward call of a subject on prepared arguments; `Runner` and the processes of a group use it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from .subject import BackwardBroken, Broken, Refused, Subject, words_of
 
 @dataclass
 class Ran:
-    """The result of a run: outputs and gradients by name, None for a missing gradient.
+    """The result of a run. values: outputs and gradients by name ("o", "dk"), None for a missing gradient.
 
-    cut_off: outputs that do not require a gradient, although the loss needs one. missing_state: no final state came.
+    cut_off: outputs that do not require a gradient, although the loss needs one. missing_state: the setting requests a
+    final state, and none was returned.
     """
 
     values: dict[str, Tensor | None]
@@ -26,10 +27,10 @@ class Ran:
 def forward_backward(
     subject: Subject, setting: Setting, x: Mapping, arriving: Arriving, *, backward: bool = True
 ) -> Ran:
-    """Call the subject with arguments x; arriving: the gradients at its outputs.
+    """Call the subject with arguments x by the operator's names, then run its backward pass if `backward`.
 
-    Raises Refused if the subject does not take the arguments, Broken if its result has a wrong shape or type,
-    BackwardBroken if its backward pass raises.
+    arriving: the gradients at o and the final state. Raises Refused if the subject does not take the arguments, Broken
+    if it crashes or an output has a wrong shape or type, BackwardBroken if its backward pass raises an error.
     """
     op = subject.op
     wanted = [name for name in op.leaves(x) if setting.wanted is None or name in setting.wanted]

@@ -1,6 +1,8 @@
-"""The checks of the probes: each runs the subject at one setting and returns a `Finding`.
+"""The checks of the probes. Each runs the subject at one setting and returns a `Finding`, which fails or not.
 
-The first line of a check's docstring says what passes.
+The first sentence of a check's docstring is what a kernel has to satisfy to pass. Every check takes the `Examiner` of
+the subject and a `Setting`, and raises Refused if the subject does not take that setting. "Excused" tensors are those
+that are wrong in the plainest calls already, so that only the probe `truth` reports them.
 """
 
 import math
@@ -29,7 +31,8 @@ def against_truth(x: Examiner, setting: Setting) -> Finding:
 
 
 def everything(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, without excusing errors of the plainest call; missing gradients are for another probe."""
+    """Every output and gradient matches float64 within its error budget, without an excuse for the plainest calls.
+    Missing gradients are left to the probe `gradients`. A crash of the plainest call is returned as its finding."""
     if setting in x.learnt.crashed:
         return x.learnt.crashed[setting]
     excused = {name: why for name, why in x.learnt.known.items() if why != "wrong"}
@@ -37,7 +40,8 @@ def everything(x: Examiner, setting: Setting) -> Finding:
 
 
 def through_states(x: Examiner, setting: Setting, run: Callable[[Setting], Ran] | None = None) -> Finding:
-    """As `against_truth`, without excusing errors of states, or that occur only with states."""
+    """Every tensor matches float64; the states, and what is wrong only in calls with states, are not excused. run:
+    replaces `Examiner.run`."""
     states = (*x.op.outputs[1:], *(f"d{name}" for name in x.op.states))
     excused = {name: why for name, why in x.learnt.known.items() if name not in states}
     return x.compare(setting, excused=excused, run=run)
@@ -48,7 +52,7 @@ def finite(x: Examiner, setting: Setting) -> Finding:
 
 
 def accurate(x: Examiner, setting: Setting) -> Finding:
-    """Finite results match the truth; non-finite ones are for another probe."""
+    """Finite results match float64; non-finite ones pass, since the probe `decay-onset` reports them."""
     finding = finite(x, setting)
     if finding.fails:
         return replace(finding, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
@@ -56,7 +60,8 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
 
 
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`; if the sequences of a batch have a spike each, return the first that also fails alone."""
+    """Every tensor matches float64. If a batch has a spike in each sequence, return the first finding that fails alone.
+    A batch is quicker than a call for each row; a single sequence makes a smaller setting to report."""
     finding = x.compare(setting)
     if not finding.fails or setting.rows is None or setting.spike is None:
         return finding
@@ -68,7 +73,8 @@ def row_after_row(x: Examiner, setting: Setting) -> Finding:
 
 
 def tail(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`; if full blocks fail too, the tail is not to blame: retry at mild decay."""
+    """Every tensor matches float64 at a length T that does not fill the last block of 64 tokens. If the next full
+    length fails, too, the tail is not to blame, and the finding is that of a milder decay at T."""
     finding = x.compare(setting)
     if not finding.fails:
         return finding
@@ -78,7 +84,7 @@ def tail(x: Examiner, setting: Setting) -> Finding:
 
 
 def half(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`; what is not finite in float32 either is for another probe."""
+    """16-bit results match float64; one that is not finite in float32 either passes, left to another probe."""
     finding = x.compare(setting)
     if finding.kind == "non-finite":
         try:
@@ -91,7 +97,7 @@ def half(x: Examiner, setting: Setting) -> Finding:
 
 
 def mixed(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`; PyTorch's own error for two dtypes in one product counts as a refusal."""
+    """Every tensor matches float64. PyTorch's own error for two dtypes in one product counts as a refusal."""
     finding = x.compare(setting)
     if finding.kind == "raises" and "RuntimeError" in finding.words and "type" in finding.words:
         raise Refused(finding.words)
@@ -99,7 +105,7 @@ def mixed(x: Examiner, setting: Setting) -> Finding:
 
 
 def gradients(x: Examiner, setting: Setting) -> Finding:
-    """Every input gets a gradient."""
+    """Every input with a nonzero true gradient gets a gradient."""
     setting = x.resolved(setting.without(initial_state=False, final_state=False, loss="o"))
     try:
         ran = x.run(setting)
@@ -115,7 +121,8 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
 
 
 def scale(x: Examiner, setting: Setting) -> Finding:
-    """The subject uses `scale`, and its default is the operator's."""
+    """The subject uses the argument `scale`, and its default is the operator's. A failure says by which constant factor
+    o differs. Raises Refused if o is wrong otherwise in the plainest call."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
     ran = x.run(setting)
@@ -141,7 +148,8 @@ def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
 
 
 def causal(x: Examiner, setting: Setting) -> Finding:
-    """Outputs before token `changed` keep their bits when inputs from it on change."""
+    """Outputs before token `changed` keep their bits when the inputs from that token on change. A kernel that is not
+    repeatable to the bit has to keep them to 100 roundings."""
     setting = x.resolved(setting)
     op, P = x.op, setting.changed
     o = []
@@ -166,7 +174,7 @@ def causal(x: Examiner, setting: Setting) -> Finding:
 
 
 def unchanged(x: Examiner, setting: Setting) -> Finding:
-    """The subject writes neither to its inputs nor to arriving gradients."""
+    """The subject writes neither to its inputs nor to the gradients that arrive at its outputs."""
     setting, op = x.resolved(setting), x.op
     inputs, arriving = setting.laid_out(*setting.make(op, x.device), op)
     tensors = {**op.leaves(inputs), "do": arriving[0], "cu_seqlens": inputs.get("cu_seqlens")}
@@ -212,7 +220,7 @@ REPEATING = 1.0
 
 
 def repeatable(x: Examiner, setting: Setting) -> Finding:
-    """Repeated calls return the same bits."""
+    """Repeated calls return the same bits, outputs and gradients, in up to `CALLS` calls."""
     setting, begun = x.resolved(setting), x.clock()
     first = x.run(setting)
     for n in range(1, CALLS if x.full or not x.learnt.interpreted else 2):
@@ -228,7 +236,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
 
 
 def poisoned(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, while uninitialised memory holds NaN."""
+    """Every tensor matches float64 while PyTorch fills uninitialised memory with NaN."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads PyTorch's compiler: three seconds
     try:
@@ -241,13 +249,13 @@ GUARD = 256  # elements before and behind a tensor
 
 
 class _Fences:
-    """Tensors with guards of NaN before and behind them."""
+    """Allocates tensors between guards of `GUARD` elements of NaN, and notices what is written there."""
 
     def __init__(self):
         self.guards: list[tuple[str, Tensor]] = []
 
     def around(self, x: Tensor, name: str) -> Tensor:
-        """A copy of x with guards."""
+        """Return a copy of x whose memory has guards before and behind it. name: what `broken` calls it."""
         memory = torch.full((x.numel() + 2 * GUARD,), math.nan, dtype=x.dtype, device=x.device)
         memory[GUARD : GUARD + x.numel()] = x.detach().flatten()
         self.guards += [(name, memory[:GUARD]), (name, memory[GUARD + x.numel() :])]
@@ -258,7 +266,7 @@ class _Fences:
 
 
 def fenced(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, between guards of NaN, which the subject neither reads nor writes."""
+    """Every tensor matches float64 between guards of NaN around inputs, outputs and buffers, which stay untouched."""
     fences, op = _Fences(), x.op
 
     labels = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")
@@ -291,7 +299,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
 
 
 def contained(x: Examiner, setting: Setting) -> Finding:
-    """A non-finite v stays in its own sequence and head; the finding says how many tokens back it reaches."""
+    """A non-finite v stays in its own sequence and head. The finding says how many tokens back it reaches."""
     setting, op = x.resolved(setting), x.op
     assert setting.bad is not None
     inputs, _ = setting.make(op, x.device)
@@ -325,7 +333,7 @@ ORDERED = 8
 
 
 def permuted(x: Examiner, setting: Setting) -> Finding:
-    """Permuting the heads permutes the results."""
+    """Permuting the heads permutes the results, but for `ORDERED` spacings of the dtype."""
     setting, op = x.resolved(setting), x.op
 
     def turned(name: str, y: Tensor, by: int = 1) -> Tensor:
@@ -356,7 +364,7 @@ def heads_of(op: Operator, name: str) -> tuple[int, bool]:
 
 
 def memoised(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, after a call in which the same tensor of offsets held other numbers."""
+    """Every tensor matches float64 after a call in which the same tensor of offsets held other numbers."""
     setting, ends = x.resolved(setting), []
     assert setting.lengths is not None
 
@@ -376,7 +384,7 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
 
 
 def as_documented(x: Examiner, setting: Setting) -> Finding:
-    """States go in and out as [K, V]; the finding says if their axes are transposed."""
+    """States go in and out as [K, V]. The finding says if the subject has their axes transposed."""
     finding = through_states(x, setting)
     if finding.kind != "wrong":
         return finding
@@ -406,7 +414,8 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
 
 
 def over_ranks(x: Examiner, setting: Setting) -> Finding:
-    """As `through_states`; the finding says if the ranks run on the CPU though the subject runs on a GPU."""
+    """Every tensor matches float64 when two processes of a group have a slice of each sequence; excuses as
+    `through_states`. The finding says if the processes run on the CPU although the subject runs on a GPU."""
     finding = through_states(x, setting)
     if x.device != "cpu" and ranks_device(x.device) == "cpu":
         return replace(finding, words=f"{finding.words}; on the CPU, since ranks on GPUs need two")
@@ -414,6 +423,6 @@ def over_ranks(x: Examiner, setting: Setting) -> Finding:
 
 
 def elsewhere(x: Examiner, setting: Setting) -> Finding:
-    """As `against_truth`, on a GPU that is not the current one."""
+    """Every tensor matches float64 on a GPU that is not the current device."""
     other = (torch.cuda.current_device() + 1) % torch.cuda.device_count()
     return x.compare(setting, device=f"cuda:{other}")

@@ -32,7 +32,7 @@ LAYERS_ADD_UP = 4
 
 @dataclass(frozen=True)
 class Part:
-    """Where two models differ: the layer, the token (None for outputs without tokens, such as states), the error."""
+    """A place where two models differ: layer, token (None for outputs without tokens, such as states), error."""
 
     layer: str
     token: int | None
@@ -47,9 +47,10 @@ class Part:
 class Comparison:
     """The result of `compare`. Errors are relative L2 over a token: |a - b| over the larger of |a| and |b|.
 
-    errors: of each layer, float64 [T], in the order in which model_a finishes them, the logits last; inf if only one
-        of the two is finite. whole: one error for each output without tokens, such as a final state.
+    errors: of each layer, float64 [T], in the order in which model_a finishes them, the logits last; inf if only one of
+        the two is finite. whole: one error for each output without tokens, such as a final state.
     chosen: bool [T], whether both models predict the same next token in every sequence.
+    tolerance: the error up to which a token counts as equal. dtype: of both models, None if they differ.
     skipped: names of layers that were not compared, and why.
     """
 
@@ -98,7 +99,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """The result in sentences."""
+        """The result in sentences: which layer and token differ first, and how many predictions differ."""
         count, tokens = len(self.errors) - 1 + len(self.whole), len(self.logits)
         judged = f"tolerance {_size(self.tolerance)}" + (f", for {number(self.dtype)}" if self.dtype else "")
         of = f"{count} layer{'s' * (count != 1)} and the logits at {tokens} token{'s' * (tokens != 1)} ({judged})"
@@ -230,7 +231,11 @@ def _tokens(tokens: object) -> Tensor:
 
 
 def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | None) -> torch.dtype | None:
-    """The dtype of both models; None if they differ and a tolerance is set."""
+    """Return the dtype of both models, that of most of their weights; None if the two differ and a tolerance is set.
+
+    Raises ValueError if a model has no weights, is on another device than the tokens, or has another dtype without a
+    tolerance, and for a tolerance that is no number >= 0.
+    """
     of = {}
     for name, model in models.items():
         weights = [p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()]
@@ -259,7 +264,8 @@ def _alike(models: Mapping[str, nn.Module], tokens: Tensor, tolerance: float | N
 
 
 def _common(models: Mapping[str, nn.Module], layers: Mapping[str, str] | None) -> dict[str, str]:
-    """{name in model_a: name in model_b}"""
+    """Return {name in model_a: name in model_b} of the layers to compare, from `layers` or the names that both have.
+    Raises TypeError if `layers` is no mapping, ValueError if a name is unknown or no name is common."""
     a, b = ([name for name, _ in model.named_modules() if name] for model in models.values())
     if layers is None:
         names_b = set(b)
@@ -285,7 +291,7 @@ def _few(names: list[str]) -> str:
 
 @contextmanager
 def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Run without gradients and dropout, then restore every module's mode."""
+    """Set evaluation mode and disable gradients for the `with` block, then restore every module's mode."""
     modes = [(module, module.training) for model in models.values() for module in model.modules()]
     try:
         for model in models.values():
@@ -301,7 +307,7 @@ def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:
-    """Run a model and return its logits. names: reported names by submodule; tell: called with name and tensor."""
+    """Run a model and return its logits. names: reported names by submodule; tell: called with name and output."""
     handles, operators = [], []
 
     def look(name: str, module: nn.Module, _, out: object) -> None:
@@ -329,7 +335,7 @@ def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str],
 
 
 def _hands_on(module: nn.Module) -> bool:
-    """Whether it is a layer of flakit.models whose operator can return states."""
+    """Whether a module is a layer of flakit.models whose operator can return states."""
     models = f"{__package__.partition('.')[0]}.models."
     ours = any(kind.__module__.startswith(models) for kind in type(module).__mro__)
     return ours and callable(getattr(module, "operator", None))
@@ -347,7 +353,8 @@ def _listening(module: nn.Module, asked: dict) -> Callable:
 
 
 def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
-    """The states after every token, [B, T, H, K, V] for each part; none without a state, or for packed rows."""
+    """Yield the states after every token, [B, T, H, K, V] for each part, by running the operator token by token. Yield
+    nothing if the operator has no state or the rows are packed sequences."""
     if options.get("cu_seqlens") is not None:
         return
     states, state = [], options.get("initial_state")
@@ -362,7 +369,7 @@ def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
 
 
 def _tensors(out: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating-point tensor in a module's result, by its place: "" if alone or first, "[1]", ".state"."""
+    """Yield every floating-point tensor in a module's result, with its place: "" if alone or first, "[1]", ".state"."""
     if isinstance(out, Tensor):
         if out.is_floating_point():
             yield path, out
@@ -392,12 +399,12 @@ def _logits(which: str, out: object, tokens: Tensor) -> Tensor:
 
 
 def _by_token(a: Tensor, b: Tensor) -> Tensor:
-    """The relative error of each token, float64 [T], between two tensors [B, T, …]."""
+    """Return the relative error of each token, float64 [T], between two tensors [B, T, …]."""
     return _relative(*(x.transpose(0, 1).flatten(1) for x in (a, b)))
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| over the larger of the two norms, along the last axis; equal non-finite values agree."""
+    """Return |a - b| over the larger of the two norms, along the last axis, float64; equal non-finite values agree."""
     a, b = a.detach().double().cpu(), b.detach().double().cpu()
     same = (a == b) | (a.isnan() & b.isnan())
     lost = (~same & ~(a.isfinite() & b.isfinite())).any(-1)

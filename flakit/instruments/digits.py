@@ -1,7 +1,8 @@
-"""Which lines lost digits: the result of `flakit.trace(digits=True)`, and its report.
+"""The result of `flakit.trace(digits=True)`, which source lines lost digits, and its report.
 
-A `Line` is one operation at one place of the source. An `Output` is a tensor that a kernel stored, or that PyTorch code
-computed and never used again. A `Finding` is a line and the outputs that are wrong because of it.
+Every operation also runs in float64, as its shadow; a digit is lost where the two differ. A `Line` is one operation at
+one place of the source. An `Output` is a tensor that a kernel stored, or that PyTorch code computed and never used
+again. A `Finding` is a line and the outputs that are wrong because of it.
 """
 
 import math
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Kind:
-    """What happened at a line."""
+    """The ways in which a line loses digits; `WORDS["kinds"]` explains each in a sentence."""
 
     CANCELLATION, ABSORPTION, UNDERFLOW, OVERFLOW, ROUNDING, TF32, AMPLIFICATION, ACCUMULATION, EQUALS, COMPILED = (
         "cancellation", "absorption", "underflow", "overflow", "rounding", "TF32", "amplification", "accumulation",
@@ -73,22 +74,22 @@ ALLOWED = 256
 
 
 def budget(dtype: str) -> float:
-    """The allowed error of a result's worst lane, relative to its RMS: 2^-16, or four roundings of the dtype."""
+    """Return the allowed error of a result's worst lane, relative to its RMS: 2^-16, or four roundings of the dtype."""
     return max(ALLOWED * UNIT["float32"], 4 * UNIT.get(dtype, 0.0))
 
 
 def right(error: float) -> float:
-    """How many decimal digits are correct at a relative error."""
+    """Return how many decimal digits are correct at a relative error; infinite for no error."""
     return math.inf if error == 0 else max(0.0, -math.log10(error)) if error < math.inf else 0.0
 
 
 @dataclass
 class Blame:
-    """How a line made lanes inaccurate, described by its worst lane.
+    """How a line made lanes inaccurate, described by its worst lane. A lane is one element of a tile or tensor.
 
     inside, out: relative errors of the lane's terms and of the lane. gain: out over inside, or over one rounding.
-    computed, true: the values of the lane and of its shadow. lanes: how many were affected. weight: the lane's error
-    over the RMS of its tile; the largest weight is the worst.
+    computed, true: the values of the lane and of its float64 shadow. lanes: how many were affected. weight: the lane's
+    error over the RMS of its tile; the largest weight is the worst.
     """
 
     kind: str
@@ -106,14 +107,14 @@ class Blame:
 
 @dataclass(eq=False)
 class Line:
-    """One operation at one place of the source.
+    """One operation at one place of the source, with the digits that it lost in all its runs.
 
     tiles: how often it ran.
     inside, out: the errors of operands and result in the tile that lost most; lost: the decimal digits in between.
     worst: the largest error of any result. index, computed, true: the worst lane of the tile that lost most.
     absorbed: how many addends vanished. otherwise: how many lanes of a comparison, an index or an integer would differ
         without rounding.
-    unmeasured: why the error is unknown, "" if it is known.
+    unmeasured: why the error is unknown, "" if it is known. blames: by `Kind`, how lanes became inaccurate.
     """
 
     place: Place
@@ -139,7 +140,8 @@ class Line:
         return not self.unmeasured
 
     def saw(self, inside, out, off, x, exact, program, unit, exactly: bool = False) -> None:
-        """Count one more tile. exactly: the operation cannot lose digits."""
+        """Record one more run. inside, out: errors of operands and result. off: each lane's error. x, exact: the result
+        and its shadow. unit: one rounding. exactly: the operation cannot lose digits."""
         self.tiles += 1
         lost = 0.0 if exactly or out <= max(inside, unit) else math.log10(out / max(inside, unit))
         self.worst = max(self.worst, out)
@@ -161,14 +163,14 @@ class Line:
 
     @property
     def blamed(self) -> Blame | None:
-        """Its worst blame: addends that vanished from a sum first, then the kind that affected most lanes."""
+        """The loss to report: absorption, if there was any, else the kind that affected most lanes; None for none."""
         if Kind.ABSORPTION in self.blames:
             return self.blames[Kind.ABSORPTION]
         return max(self.blames.values(), key=lambda x: x.lanes, default=None)
 
     @property
     def words(self) -> str:
-        """What happened here, in words; "" if nothing did."""
+        """A sentence on how this line lost digits, "" if it did not."""
         return _what(self.blamed) if self.blamed else ""
 
 
@@ -181,7 +183,7 @@ def _what(blame: Blame) -> str:
 
 @dataclass(eq=False)
 class Output:
-    """A result, and the distance of its worst lane from its shadow, relative to the RMS of the whole.
+    """A result, with the distance of its worst lane from its float64 shadow, relative to the RMS of the full tensor.
 
     kernel: "" for PyTorch code. name: the kernel's argument, or the line that computed the tensor.
     line: the position in `Digits.lines` of the line that caused the worst lane's error, -1 for none.
@@ -214,7 +216,7 @@ class Output:
 
     @property
     def allowed(self) -> float:
-        """The budget of its dtype, or of a shorter format among the kernel's arguments, in which it may multiply."""
+        """The budget of the output's dtype, or of the shortest format among the kernel's arguments."""
         return max(budget(self.dtype), budget(self.format))
 
     @property
@@ -224,10 +226,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Finding:
-    """A line, and the outputs that are wrong because of it.
-
-    line: None if no single line lost much. compiled: compiling lost the digits of what they store at the line `store`.
-    """
+    """A source line, and the outputs that are wrong because of it. line: None if no single line lost much. compiled:
+    the digits were lost by compiling; `store` is the line that stored."""
 
     line: Line | None
     outputs: tuple[Output, ...]
@@ -245,7 +245,7 @@ class Finding:
 
 
 class Digits(Report):
-    """The result; rich, `print` and the command line print the same report.
+    """Which lines lost digits in a trace. Rich, `print` and the command line print the same report.
 
     lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
     measurement. partial: launches or programs of compiled kernels were left out.
@@ -259,7 +259,7 @@ class Digits(Report):
         self.rounds = None
 
     def judged(self, output: Output) -> None:
-        """Add an output; if it is computed repeatedly, keep the worst."""
+        """Add an output. If it is computed repeatedly, store the run with the largest error."""
         for n, known in enumerate(self.outputs):
             if (known.kernel, known.name, known.store) == (output.kernel, output.name, output.store):
                 if output.error > known.error:
@@ -281,7 +281,7 @@ class Digits(Report):
         ]
 
     def _equals(self, output: Output) -> bool:
-        """Whether the script itself compared two results, so that what it measured was rounding."""
+        """Whether the blamed line subtracts results that are equal but for rounding, as a comparison of them does."""
         if output.line < 0:
             return False
         blamed = self.lines[output.line].blamed
@@ -289,7 +289,7 @@ class Digits(Report):
 
     @property
     def first(self) -> Line | None:
-        """The line behind the largest error."""
+        """The line behind the largest error; None if there is none, or if no single line lost much."""
         return next((finding.line for finding in self.findings), None)
 
     @property
@@ -299,7 +299,7 @@ class Digits(Report):
 
     @property
     def losses(self) -> list[Line]:
-        """The lines that lost most, the worst first."""
+        """The lines that lost digits, those with the largest loss first."""
         return sorted((x for x in self.lines if x.measured and x.lost > 0), key=lambda x: -x.lost)
 
     @property
@@ -307,7 +307,7 @@ class Digits(Report):
         return [x for x in self.lines if not x.measured]
 
     def picture(self) -> "Canvas":
-        """Draw, for each line of source, the correct digits of operands and result, and the results below."""
+        """Draw, for each line of source, the correct digits of its operands and its result."""
         from ..figures.digits import DigitsFigure
 
         figure = DigitsFigure()
@@ -315,7 +315,7 @@ class Digits(Report):
         return figure.canvas
 
     def drawn(self, most: int = 13) -> dict:
-        """The arguments of `DigitsFigure.update`, with rows for the lines that lost most, in source order."""
+        """Return the arguments of `DigitsFigure.update`, with rows for the `most` lines that lost most."""
         from ..figures.digits import Row
 
         finding = next(iter(self.findings), None)
@@ -343,7 +343,7 @@ class Digits(Report):
         return {"title": title, "subtitle": subtitle, "rows": rows, "budget": right(budget("float32")), "more": more}
 
     def shown(self, most: int = 13) -> list[Line]:
-        """The operation that lost most in each line of source, for at most so many lines, in source order."""
+        """Return the operation that lost most in each line of source, for the `most` worst lines, in source order."""
         blamed = {id(finding.line) for finding in self.findings}
         lines = sorted(self._by_line().values(), key=lambda x: _weight(x, blamed), reverse=True)
         return sorted(lines[: most if len(lines) <= most else most - 1], key=lambda x: (x.place.file, x.place.line))

@@ -1,4 +1,4 @@
-"""Compares the stores of a compiled kernel with the shadow of the same launch interpreted.
+"""Finds digits that a compiled kernel loses: compares its stores with the same launch interpreted and in float64.
 
 A compiled kernel cannot carry a shadow. So an interpreted launch follows each of its launches, on CPU copies of its
 arguments and with the shadow of `digits_triton`. For each line that stores, the results of both launches are compared
@@ -51,7 +51,7 @@ _ONE_LAUNCH = threading.RLock()
 
 @contextmanager
 def _interpreter(names: Any) -> Iterator[Callable]:
-    """Replace Triton's functions by the interpreter's. Yields a function that makes a kernel's function runnable."""
+    """Replace Triton's functions by the interpreter's; yield a function that makes a kernel's function runnable."""
     tl, known = names.language, {}
 
     class Rewriter(names.Rewriter):
@@ -71,7 +71,7 @@ def _interpreter(names: Any) -> Iterator[Callable]:
         return runnable(helper.fn)(*args, **kwargs)
 
     def of_a_tensor(helper, tensor, owner=None):
-        """A function of Triton as a method of its tensors, such as `x.sum()`."""
+        """Return a function of Triton as a method of its tensors, such as `x.sum()`."""
         return helper if tensor is None else partial(helper, tensor)
 
     scope = names.module._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -90,7 +90,8 @@ def _interpreter(names: Any) -> Iterator[Callable]:
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Inline assembly, of which three kinds are known: identity, a single operation, a prefetch."""
+    """Return the result of inline assembly: an identity, one operation or a prefetch; else raise
+    NotImplementedError."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
     if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
@@ -102,7 +103,7 @@ def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
 
 
 class _Programs:
-    """A kernel's function that runs for some programs of a grid and skips the others."""
+    """A kernel's function that runs for at most `most` programs of a grid, drawn at random, and skips the others."""
 
     def __init__(self, fn: Callable, builder, grid: Sequence[int], most: int):
         self._fn, self._builder, self._grid = fn, builder, (*grid, 1, 1)[:3]
@@ -118,7 +119,8 @@ class _Programs:
 
 
 def interpret(kernel: JITFunction, arguments: dict, grid: Sequence[int], programs: int = 1 << 40) -> _Programs:
-    """Interpret a launch of a compiled kernel on CPU tensors by name, for a limited number of its programs."""
+    """Interpret a launch of a compiled kernel, on CPU tensors by argument name, for at most `programs` of its grid. The
+    result says which programs were `chosen`, and whether these are `all`."""
     names = private_names()
     with _ONE_LAUNCH, _interpreter(names) as runnable:
         fn = _Programs(runnable(kernel.fn), names.builder, grid, programs)
@@ -135,7 +137,10 @@ class _TooLong(RuntimeError):
 
 
 class StoredDigits(TileDigits):
-    """Also records which line last stored each element, and compares both results with the shadow after a launch."""
+    """Also records which line last stored each element, and compares both results with the shadow after a launch.
+
+    `after` holds the storages with the compiled kernel's results; `Comparison` sets it before each interpreted launch.
+    """
 
     def __init__(self, digits: Digits, ledger: Ledger):
         super().__init__(digits, ledger, Memory())
@@ -237,10 +242,8 @@ class _Count:
 
 
 class Comparison:
-    """Compares launches of compiled kernels with the same launches interpreted.
-
-    memory: the shadows of PyTorch's tensors, to which a compiled kernel writes.
-    """
+    """Compares launches of compiled kernels with the same launches interpreted. memory: the shadows of PyTorch's
+    tensors, to which a compiled kernel writes."""
 
     def __init__(self, trace: Trace, tiles: StoredDigits, memory: Memory):
         assert trace.digits is not None  # of a trace with digits
@@ -319,7 +322,7 @@ class Comparison:
         self.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
 
     def _elsewhere(self, kernel, before: Copies, after: Copies, was: dict) -> None:
-        """Note elements that the compiled kernel changed but no line of its source stores to; skips integers."""
+        """Report elements that the compiled kernel changed but no line of its source stores to; skip integers."""
         for x in {before.storage(x).data_ptr(): x for x in before.tensors}.values():
             start = before.storage(x).data_ptr()
             writers = self.tiles.writers.get(start)
@@ -339,7 +342,8 @@ class Comparison:
                 self.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
 
     def _taken_as_exact(self, read: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
-        """Restart the shadows of PyTorch's tensors from the values that a kernel stored."""
+        """Restart the shadows of tensors that a kernel `changed` from their values; mark those that it `read` as
+        used."""
         for x in read:
             known = self.memory.at(x.untyped_storage().data_ptr())
             if known is not None:
@@ -351,7 +355,7 @@ class Comparison:
                 self.memory.forget(x)
 
     def say(self) -> None:
-        """Note what was compared and what was not."""
+        """Add notes to the report on which launches and programs were compared and which were not."""
         for name, n in self._counts.items():
             self.digits.note(HOW)
             if n.compared < n.launches or n.programs < n.of_programs:
@@ -363,7 +367,7 @@ class Comparison:
 
 @contextmanager
 def compare_compiled(trace: Trace, tiles: StoredDigits, memory: Memory) -> Iterator[Comparison]:
-    """Let an interpreted launch follow every launch of a compiled kernel; see `Comparison`."""
+    """In the `with` block, follow every launch of a compiled kernel by an interpreted one; yield the `Comparison`."""
     comparison, launched = Comparison(trace, tiles, memory), JITFunction.run
 
     def run(kernel, *args, grid, warmup, **kwargs):
@@ -388,12 +392,12 @@ def compare_compiled(trace: Trace, tiles: StoredDigits, memory: Memory) -> Itera
 
 
 def _bits(storage: UntypedStorage, size: int) -> np.ndarray:
-    """The bytes of a storage, a row for each element of `size` bytes."""
+    """Return the bytes of a storage, uint8, as a row for each element of `size` bytes."""
     flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,)).numpy()
     return flat[: flat.size // size * size].reshape(-1, size)
 
 
 def _shortest(tensors: Sequence[Tensor]) -> str:
-    """The shortest floating-point format among a launch's tensors."""
+    """Return the shortest floating-point format among a launch's tensors, "" for none."""
     formats = {str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}
     return max((x for x in formats if x in UNIT), key=UNIT.__getitem__, default="")

@@ -1,4 +1,4 @@
-"""A second opinion without a shadow: perturbs every rounding at random in several runs, and compares the runs.
+"""Estimates lost digits without a float64 shadow: perturbs every rounding at random in several runs, and compares them.
 
 The result of each operation that rounds is multiplied by 1 + u x, with x uniform in -1 … 1 and u the rounding of its
 dtype. Digits in which the runs differ come from rounding alone. Values that are loaded, moved, selected or masked stay
@@ -43,14 +43,15 @@ class Spread:
 
 
 class Rounds:
-    """The spreads of several runs, line by line, the worst first. repeatable: whether all runs had the same inputs."""
+    """The result: `spreads` of several runs by line, largest first. repeatable: whether all runs had equal inputs."""
 
     def __init__(self, runs: int, spreads: list[Spread], repeatable: bool):
         self.runs, self.spreads, self.repeatable = runs, spreads, repeatable
 
     @classmethod
     def of(cls, run: Callable[[], object], runs: int) -> "Rounds":
-        """Call `run` several times, each with other roundings; it has to start from the same numbers each time."""
+        """Call `run` `runs` times under a trace, each time with other roundings; it has to start from the same numbers.
+        Raises ValueError for fewer than two runs."""
         if runs < 2:
             raise ValueError(f"runs: expected two or more, which can differ, got {runs}")
         from .trace import watching
@@ -106,8 +107,8 @@ def _apart(tiles: np.ndarray) -> float:
 
 
 class _Record:
-    """The tiles of one run. moved_in: memory that holds computed values, which may differ between runs; given: inputs,
-    loaded from other memory or drawn at random."""
+    """The tiles of one run. moved_in: addresses of memory that holds computed values, which may differ between runs.
+    given: the places of inputs, loaded from other memory or drawn at random."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)
@@ -134,7 +135,7 @@ class _Record:
 
 
 class TileRounding:
-    """Observer of a `trace_triton.InterpreterWatch`: perturbs the operations of interpreted kernels."""
+    """Perturbs the results of interpreted kernels, as the observer of a `trace_triton.InterpreterWatch`."""
 
     def __init__(self, record: _Record):
         self.record = record
@@ -177,13 +178,13 @@ class TileRounding:
         self.record.moved_in |= {argument.storage_start for argument, _ in touched}
 
     def _ignore(self, *_) -> None:
-        """Nothing is rounded."""
+        """Do nothing, for the events of the watch in which nothing is rounded."""
 
     moved = compared = given = began = ended = left = _ignore
 
 
 class TorchRounding:
-    """Observer of a `TorchWatch`: perturbs PyTorch's operations."""
+    """Perturbs the results of PyTorch's operations, as the observer of a `TorchWatch`."""
 
     def __init__(self, record: _Record):
         self.record = record

@@ -1,4 +1,4 @@
-"""The arithmetic of lost digits: compare a tile with its float64 shadow after each operation.
+"""The arithmetic of lost digits: compares a tile with its float64 shadow after each operation.
 
 The shadow of a tile is the result of the same operations on the same inputs in float64. Two measures of the error:
 
@@ -42,16 +42,16 @@ class Births(NamedTuple):
 
 
 def nobody(shape) -> Births:
-    """Return births for lanes whose error no line caused."""
+    """Return births for lanes of this shape whose error no line caused."""
     return Births(np.full(shape, -1, np.int32), np.zeros(shape, np.float32))
 
 
 class Shadow:
-    """The float64 shadow of a tile, and where its error comes from.
+    """The float64 shadow of a tile, and where the tile's error comes from.
 
-    exact: the values in float64. births: None if no lane is followed.
-    missing: for each lane the signed sum of addends that vanished; absorber: the line where they did.
-    error: of the tile. anew: whether a restarted shadow, from values of unknown accuracy, is among its operands.
+    exact: the values in float64. births: the line that caused each lane's error, None if no lane has a large one.
+    missing: for each lane the signed sum of addends that vanished; absorber: the line where they did. error: of the
+    tile. anew: whether a restarted shadow, from values of unknown accuracy, is among its operands.
     """
 
     __slots__ = ("exact", "births", "missing", "absorber", "error", "anew")
@@ -61,14 +61,14 @@ class Shadow:
         self.absorber, self.error, self.anew = absorber, error, anew
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Shadow":
-        """Return the shadow after `move`, a function that only moves lanes."""
+        """Return the shadow of a tile whose lanes `move` only rearranges. move: a function of an array."""
         births = self.births and self.births.moved(move)
         missing = None if self.missing is None else move(self.missing)
         return Shadow(move(self.exact), births, missing, self.absorber, self.error, self.anew)
 
 
 def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Return |x - exact|: 0 if both are NaN or the same infinity, inf if only one is finite."""
+    """Return |x - exact| for each lane: 0 if both are NaN or the same infinity, inf if only one is finite."""
     off = np.abs(x - exact)
     if off.size and not off.max() < math.inf:
         same = (x == exact) | (np.isnan(x) & np.isnan(exact))
@@ -77,7 +77,7 @@ def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def size(exact: np.ndarray) -> float:
-    """Return the RMS over the finite lanes."""
+    """Return the RMS over the finite lanes, without overflow."""
     if not exact.size:
         return 0.0
     flat = exact.reshape(-1)
@@ -90,7 +90,7 @@ def size(exact: np.ndarray) -> float:
 
 
 def relative(off: np.ndarray, exact: np.ndarray) -> float:
-    """Return the error of a tile: the largest of `off`, relative to the tile's `size`."""
+    """Return the error of a tile: the largest of `off`, |computed - exact|, relative to the tile's `size`."""
     most = float(off.max()) if off.size else 0.0
     return most / scale if most and (scale := size(exact)) else (math.inf if most else 0.0)
 
@@ -101,7 +101,8 @@ def _each(off: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 class Ledger:
-    """Compares every operation with its shadow, and records the lines of `Digits`."""
+    """Compares the result of every operation with its shadow, and records losses in the lines of a `Digits`. where: in
+    its methods, the place of an operation as (key, `Place`). x: the computed values."""
 
     def __init__(self, digits: Digits):
         self.digits = digits
@@ -118,14 +119,15 @@ class Ledger:
     # --- operations without a measured error --------------------------------------------------------------------------
 
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
-        """Restart a shadow from the computed values."""
+        """Return a shadow restarted from the computed values, after an operation that none follows. why: for
+        reports."""
         _, line = self.line(where, operation, dtype)
         line.tiles += 1
         line.unmeasured = why
         return Shadow(x.astype(np.float64), anew=True)
 
     def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
-        """Record a comparison, an index or an integer result. The shadow continues with the computed one."""
+        """Record a comparison, index or integer that float64 decides otherwise. The shadow continues as computed."""
         if one is exact or not (other := one != exact).any():
             return
         _, line = self.line(where, operation, dtype)
@@ -134,7 +136,7 @@ class Ledger:
     # --- operations with a measured error -----------------------------------------------------------------------------
 
     def carried(self, where: tuple, operation: str, dtype: str, x: np.ndarray, shadow: Shadow, program=None) -> Shadow:
-        """Record an operation that moves values without computing: load, store, where, a change of shape."""
+        """Record an operation that moves values without computing (load, store, where, reshape); return its shadow."""
         before = shadow.error
         off = distance(x, shadow.exact)
         shadow.error = relative(off, shadow.exact)
@@ -156,6 +158,7 @@ class Ledger:
     ) -> Shadow:
         """Record an operation that computes, and return the shadow of its result.
 
+        x, exact: its result, computed and in float64. operands: values and shadows.
         how: finds the operand's lane that contributes most to a lane's error; default: the same lane.
         kind: Kind.ROUNDING or Kind.TF32 for an operation that rounds in that way.
         """
@@ -251,7 +254,7 @@ class Ledger:
 
 
 def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
-    """Return whether the terms were equal up to rounding, everywhere in the tile."""
+    """Whether the terms were equal up to rounding, everywhere in the tile."""
     finite = np.abs(exact[np.isfinite(exact)])
     return bool(finite.size) and float(finite.max()) <= 4 * FLOAT32 * float(np.nanmax(terms))
 
@@ -392,7 +395,7 @@ def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> Births:
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
-    """Trace all output lanes to the worst lane of the worst operand: in these operations any lane may affect any."""
+    """Trace all output lanes to the worst lane of the worst operand, where any lane may affect any."""
     births = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):

@@ -1,7 +1,7 @@
-"""Float64 shadows of PyTorch's tensors: repeats every operation on the shadows of its operands.
+"""Float64 shadows of PyTorch's tensors, for `trace(digits=True)`: repeats every operation on its operands' shadows.
 
-A shadow belongs to a storage, so that views share it and a write through one is visible through the others.
-Interpreted kernels read and write the same shadows.
+A shadow belongs to a storage, so that views share it and a write through one is visible through the others. Interpreted
+kernels read and write the same shadows.
 """
 
 import math
@@ -48,7 +48,8 @@ FAILED = "its shadow failed ({})"
 
 
 class StoredShadow:
-    """The shadow of a storage, flat, with an element for each of the storage's."""
+    """The float64 shadow of a storage: `exact`, flat, with an element for each of its own, and where errors come
+    from."""
 
     def __init__(self, x: Tensor):
         storage = x.untyped_storage()
@@ -65,7 +66,7 @@ class StoredShadow:
         self.view: tuple | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """The shadow of a view."""
+        """Return the shadow of x, a view of the storage, as a view of `exact`."""
         return _viewed(self.exact, x)
 
     def follow(self) -> Births:
@@ -75,11 +76,11 @@ class StoredShadow:
         return self.births
 
     def births_at(self, element: np.ndarray) -> Births | None:
-        """The births of some elements of a storage on the CPU."""
+        """Return the births of elements of a storage on the CPU, None if no lane is tracked. element: their indices."""
         return self.births and self.births.moved(lambda z: z.numpy()[element])
 
     def bear(self, element: np.ndarray, births: Births | None) -> None:
-        """Store the births of some elements of a storage on the CPU, None for nobody's."""
+        """Store the births of elements of a storage on the CPU; None for no line's."""
         if births is not None or self.births is not None:
             for every, own in zip(self.follow(), births or nobody(element.shape), strict=True):
                 every.numpy()[element] = own
@@ -94,7 +95,7 @@ class StoredShadow:
         return Shadow(exact, births, missing, self.absorber, error, self.anew)
 
     def keep(self, x: Tensor, shadow: Shadow) -> None:
-        """Store the shadow that an operation gave a view."""
+        """Store the shadow of a view x of the storage, which an operation computed."""
         if shadow.births is not None or self.births is not None:
             for every, own in zip(self.follow(), shadow.births or nobody(x.shape), strict=True):
                 _viewed(every, x).copy_(torch.as_tensor(np.array(own)))
@@ -106,13 +107,13 @@ class StoredShadow:
         self.anew = self.anew or shadow.anew
 
     def values_in(self, storage) -> np.ndarray:
-        """The storage's own elements, in float64."""
+        """Return the elements of a storage, which holds this shadow's dtype, as float64 [n]."""
         flat = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, 0, (self.n,), (1,))
         return _numpy(flat.double())
 
 
 class Memory:
-    """The shadows of all storages."""
+    """The shadows of all storages, by address."""
 
     def __init__(self):
         self._shadows: dict[int, StoredShadow] = {}
@@ -125,7 +126,7 @@ class Memory:
         return shadow
 
     def of(self, x: Tensor) -> StoredShadow:
-        """The shadow of x's storage; a new storage starts from its values."""
+        """Return the shadow of x's storage; create it from the storage's values if there is none."""
         address = x.untyped_storage().data_ptr()
         shadow = self.at(address)
         if shadow is None or shadow.dtype != x.dtype or shadow.n * shadow.itemsize != x.untyped_storage().nbytes():
@@ -148,7 +149,7 @@ class Memory:
 
 
 class TorchDigits:
-    """Observer of a `TorchWatch`: compares every operation with its shadow."""
+    """Compares the result of every PyTorch operation with its shadow, as the observer of a `TorchWatch`."""
 
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
@@ -157,7 +158,7 @@ class TorchDigits:
     # --- one operation ------------------------------------------------------------------------------------------------
 
     def before(self, func, operands: Sequence[Tensor]) -> list[tuple[np.ndarray, Shadow]]:
-        """Before an operation: return its operands as they are now, with their shadows."""
+        """Return an operation's operands as they are before it, with their shadows."""
         followed, changes = [], func._schema.is_mutable
         for x in operands:
             if not _followed(x):
@@ -168,7 +169,7 @@ class TorchDigits:
         return followed
 
     def ran(self, func, name, args, kwargs, operands, before, results: Sequence[Tensor], out, custom, place: Callable):
-        """After an operation: give its result a shadow. place: returns (key, `Place`) of the calling line."""
+        """After an operation, set the shadow of its result. place: returns (key, `Place`) of the calling line."""
         self._ran += 1
         self._last_args, self._alpha = args, kwargs.get("alpha", 1)
         if self._ran % 256 == 0:
@@ -217,7 +218,7 @@ class TorchDigits:
         return ""
 
     def _on_shadows(self, args, kwargs) -> tuple[tuple, dict]:
-        """The arguments with shadows in the place of tensors, and float64 in that of other dtypes."""
+        """Return the arguments with shadows in place of tensors and float64 in place of other dtypes."""
 
         def shadow(x):
             if isinstance(x, Tensor):
@@ -227,7 +228,7 @@ class TorchDigits:
         return tree_map(shadow, (args, kwargs))
 
     def _again(self, func, args, kwargs, results) -> tuple[list | None, str]:
-        """Run the same operation on the shadows."""
+        """Run an operation on the shadows; return the float64 results, or None and the reason that there are none."""
 
         again, named = self._on_shadows(args, kwargs)
         if func.overloadpacket.__name__ in ("_softmax", "_log_softmax"):
@@ -303,7 +304,7 @@ class TorchDigits:
     _alpha: float = 1
 
     def _with_number(self, before, shape):
-        """A tensor and a number, in the order of the arguments."""
+        """Return a tensor and the number that an operation adds to it, as operands in the order of its arguments."""
         known = self._last_args[:2]
         number = [np.full(shape, float(x)) for x in known if isinstance(x, (int, float))]
         if not number:  # an integer tensor
@@ -315,7 +316,7 @@ class TorchDigits:
         return [*before, pair] if first else [pair, *before]
 
     def _moved(self, before, exact, name):
-        """Move births with the values if there is a single tensor of the same shape; else take the worst lane's."""
+        """Return births moved with the values if one tensor has the result's shape; else all get the worst lane's."""
         known = [(y, s) for y, s in before if s.births is not None]
         if not known:
             return None
@@ -325,7 +326,7 @@ class TorchDigits:
         return anywhere(None, exact, known, None)[0]
 
     def _decided(self, func, name, args, kwargs, operands, out, place) -> None:
-        """Count the lanes in which a comparison or an index differs on the shadows."""
+        """Record in how many lanes a comparison or an index differs when computed from the shadows."""
         operands = [x for x in operands if _followed(x)]
         if func._schema.is_mutable or name in _NO_DECISION or func.namespace != "aten":
             return
@@ -351,7 +352,7 @@ class TorchDigits:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """Judge every tensor that was computed and never used: these are the results."""
+        """Compare every tensor that was computed and never used, a result of PyTorch code, with its shadow."""
         for shadow in self.memory.alive():
             if shadow.used or shadow.place is None or shadow.view is None or shadow.dtype == torch.float64:
                 continue
@@ -369,9 +370,10 @@ class TorchDigits:
 
 
 def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, format="") -> Output:
-    """Judge a result, given as an array of lanes. index: of a lane in the tensor, if the array has another shape.
+    """Return the `Output` of a result, given as an array of lanes.
 
     A lane may be wrong by the budget plus its own last rounding, which can be larger for a large lane in 16 bits.
+    index: maps a lane to an index of the tensor, if the array has another shape.
     """
     off, scale = distance(values, exact), size(exact)
     allowed = max(budget(dtype), budget(format)) * scale

@@ -1,9 +1,8 @@
-"""Float64 shadows of the tiles of interpreted kernels.
+"""Float64 shadows of the tiles of interpreted kernels, for `trace(digits=True)`.
 
 Every operation that a `trace_triton.InterpreterWatch` reports is repeated in float64. If the interpreter rounds
 differently from a GPU, its result is replaced by that of a GPU, and a note says so: casts to bfloat16 (the interpreter
-truncates), arithmetic in bfloat16 (it adds up bit patterns), and products whose operands a GPU rounds to TF32 (it does
-not).
+truncates), arithmetic in bfloat16 (it adds up bit patterns), and products whose operands a GPU rounds to TF32.
 """
 
 import math
@@ -40,21 +39,22 @@ AS_TF32 = (
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Round to bfloat16, ties to even; returns the bits as uint16."""
+    """Round to bfloat16, ties to even; return the bits as uint16, in the shape of x."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     up = bits + (0x7FFF + ((bits >> 16) & 1))
     return np.where(np.isnan(x), 0x7FC0, up >> 16).astype(np.uint16).reshape(x.shape)
 
 
 def to_tf32(x: np.ndarray) -> np.ndarray:
-    """Round to TF32: float32 with ten mantissa bits, ties away from zero."""
+    """Round float32 numbers to TF32, ten mantissa bits, ties away from zero; return them as float32."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = ((bits + 0x1000) & 0xFFFFE000).view(np.float32).reshape(x.shape)
     return np.where(np.isfinite(x), rounded, x)
 
 
 class TileDigits:
-    """Observer of an `InterpreterWatch`, `watch`, which calls it after each operation."""
+    """Compares every operation of interpreted kernels with its shadow. It is the observer of an `InterpreterWatch`, its
+    `watch`, which calls the public methods after each operation."""
 
     def __init__(self, digits: Digits, ledger: Ledger, memory: Memory):
         self.digits, self.ledger, self.memory = digits, ledger, memory
@@ -65,11 +65,11 @@ class TileDigits:
     # --- a tile's shadow ----------------------------------------------------------------------------------------------
 
     def _values(self, handle) -> Any:
-        """The numbers of a float tile; None for anything else."""
+        """Return the numbers of a float tile; None for anything else."""
         return self.watch._values(handle)
 
     def of(self, handle) -> Shadow:
-        """The shadow of a tile; that of a constant is the constant."""
+        """Return the shadow of a tile; a constant without one is its own shadow."""
         shadow = handle.__dict__.get("shadow")
         if shadow is None:
             shadow = handle.shadow = Shadow(self._values(handle).astype(np.float64))
@@ -86,14 +86,15 @@ class TileDigits:
         out.shadow = self.ledger.anew(self.watch._place(), operation, self._dtype(out), self._values(out), why)
 
     def _carried(self, operation: str, out, shadow: Shadow) -> None:
-        """Give `out` a shadow that an operation moved."""
+        """Set the shadow of `out`, the result of an operation that only moves values."""
         where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
         out.shadow = self.ledger.carried(where, operation, dtype, x, shadow, self.watch.program)
 
     def _record(
         self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = ""
     ) -> None:
-        """Give `out` the shadow of what an operation computed."""
+        """Set the shadow of `out`, which an operation computed; exact, pairs, how and kind are for
+        `Ledger.computed`."""
         where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
         out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self.watch.program, kind)
 
@@ -120,7 +121,7 @@ class TileDigits:
         out.shadow = self.of(source).moved(move)
 
     def computed(self, kind: str, operation: str, args, out) -> None:
-        """Give `out` a shadow; replace its values if the interpreter's are not a GPU's."""
+        """Set the shadow of an operation's result; replace its values if a GPU rounds them differently."""
         try:
             self._computed(kind, operation, args, out)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # the kernel must go on
@@ -225,7 +226,7 @@ class TileDigits:
         self._carried("where", out, shadow)
 
     def compared(self, original, builder, args, out) -> None:
-        """Repeat a comparison of floating-point tiles on their shadows; the interpreter compares bfloat16's bits."""
+        """Repeat a comparison of float tiles on their shadows; correct it for bfloat16, whose bits it compares."""
         if any(x.dtype.scalar == self.watch.names.bfloat16 for x in args):
             Handle, single = self.watch.names.Handle, self.watch.names.float32
             out.data = original(builder, *(Handle(self._values(x), single) for x in args)).data
@@ -236,7 +237,7 @@ class TileDigits:
             self.ledger.decided(self.watch._place(), "comparison", "bool", out.data, exact)
 
     def reduced(self, reduction, operation: str, handles, outs, again) -> None:
-        """Give a reduction's result a shadow. again: applies the same reduction to other tiles."""
+        """Set the shadow of a reduction's results. again: applies the same reduction to other tiles."""
         values = [self._values(h) for h in handles]
         where, axis = self.watch._place, reduction.axis
         if len(handles) == 1 and values[0] is not None and operation in ("sum", "cumsum"):
@@ -271,7 +272,7 @@ class TileDigits:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def given(self, name: str, x: torch.Tensor, on_device: bool) -> None:
-        """Register an argument of the kernel that begins."""
+        """Register an argument of the kernel that begins. on_device: it is a copy of a GPU's tensor."""
         address = x.untyped_storage().data_ptr()
         if x.is_floating_point() and x.numel() and address not in self._tensors:
             self._tensors[address] = name, x, self.memory.of(x)
@@ -279,7 +280,7 @@ class TileDigits:
                 self.digits.note("An argument on a GPU is copied for the interpreter, and taken as exact.")
 
     def began(self) -> tuple:
-        """A kernel begins; the state of another one that is running is set aside."""
+        """Begin a kernel; return the state of one that is running, for `left`."""
         outer = self._tensors, self._stored
         self._tensors, self._stored = {}, {}
         return outer
@@ -288,7 +289,7 @@ class TileDigits:
         self._tensors, self._stored = outer
 
     def ended(self, kernel: str) -> None:
-        """A kernel ends: judge each tensor that it wrote."""
+        """End a kernel: compare each tensor that it wrote with its shadow."""
         for address in self._stored:
             name, x, shadow = self._tensors[address]
             on = shadow.written
@@ -308,7 +309,8 @@ class TileDigits:
             self.digits.judged(judged(name, kernel, dtype, values, exact, births, shadow.anew, x.shape, index))
 
     def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[StoredShadow | None, np.ndarray]:
-        """The shadow of an argument's memory, None if it is read as another type, and the elements of the lanes."""
+        """Return the shadow of an argument's memory, and the indices of the elements that the lanes access. The shadow
+        is None if the memory is accessed as another dtype than its tensor's."""
         known = self._tensors.get(argument.storage_start)
         if known is None:
             return None, at
@@ -388,7 +390,7 @@ class TileDigits:
         self.ledger.anew(where, "store", "bits", np.zeros(1), f"{name} is written as numbers of another type")
 
     def added(self, operation: str, touched, pointers, value, on: np.ndarray, out) -> None:
-        """After an atomic operation; out: the value before it."""
+        """Set the shadows after an atomic operation. out: the value in memory before it."""
         x, where = self._values(value), self.watch._place()
         if x is None:
             for argument, _ in touched:
@@ -434,7 +436,7 @@ class TileDigits:
 
 
 def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b: Shadow) -> Shadow:
-    """The shadow of a tile whose lanes `merge` takes from two others."""
+    """Return the shadow of a tile whose lanes `merge` takes from two others."""
     shadow = Shadow(merge(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
     if a.births is not None or b.births is not None:
         both = (s.births or nobody(s.exact.shape) for s in (a, b))
@@ -443,7 +445,7 @@ def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b:
 
 
 def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
-    """The index in a tensor of the element at an offset of its storage."""
+    """Return the index in a tensor of the element at an offset of its storage."""
     left, index = element - x.storage_offset(), []
     for stride, length in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
         index.append((length, left // stride if stride else 0))

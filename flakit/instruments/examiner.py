@@ -1,4 +1,4 @@
-"""The `Examiner` that every check receives: it leads from a setting to a finding.
+"""The `Examiner`, which every check of the audit receives: it runs the subject at a setting and judges the result.
 
 Before any probe, `learn` calls the subject in a few plain ways. Then, for each setting, `Runner` runs the subject and
 `findings` judges the result beside the float64 `Truth`; `Examiner.compare` does both.
@@ -17,18 +17,20 @@ from .truth import Truth, truth_of
 
 
 def clock_of(device: str) -> Callable[[], float]:
-    """CPU seconds of this process on a CPU, so that other load shortens no audit; wall-clock seconds on a GPU."""
+    """Return a clock in seconds: on a CPU this process's CPU time, unaffected by other load; on a GPU, wall-clock."""
     return time.process_time if device == "cpu" else time.monotonic
 
 
 class Examiner:
-    """A subject under examination.
+    """Runs and judges one subject, and caches what probes share.
 
-    learnt: the result of `learn`. plain: the plainest call that the subject takes; probes vary it. supports: by
-    feature, why it is not supported; None if it is. resolved: `Learnt.resolved`, a setting without what is not
-    supported. full: use dense grids and long sequences. clock: `clock_of` the device.
-    deadline: the time of `clock` after which probes try no further settings.
-    Other arguments are those of `Runner` and `learn`.
+    learnt: the result of `learn`. plain: the plainest call that the subject takes, which probes vary. supports: for
+        each feature, why it is not supported, None if it is. resolved: `Learnt.resolved`, a setting without what is not
+        supported.
+    full: use dense grids and long sequences. clock: `clock_of` the device. deadline: the time of `clock` after which
+        probes try no further settings.
+
+    The other arguments are those of `Runner` and `learn`.
     """
 
     def __init__(
@@ -59,37 +61,37 @@ class Examiner:
     # --- running -----------------------------------------------------------------------------------------------------
 
     def run(self, setting: Setting, *, prepare: Prepare | None = None, device: str | None = None) -> Ran:
-        """As `Runner.run`, with a backward pass if the subject has one."""
+        """Return the outputs and, if the subject has a backward pass, the gradients at a setting; see `Runner.run`."""
         return self.runner.run(setting, backward=self.learnt.backward, prepare=prepare, device=device)
 
     def run_once(self, setting: Setting) -> Ran:
-        """`run`, cached: probes that ask different questions of one sweep share it."""
+        """Return `run` at a setting, cached, since several probes ask different questions of the same runs."""
         if setting not in self._runs:
             self._runs[setting] = self.run(setting)
         return self._runs[setting]
 
     def forget(self, setting: Setting) -> None:
-        """Drop what is cached of a setting: the next check runs it again."""
+        """Drop everything cached for a setting, so that the next check runs it again."""
         self._runs.pop(setting, None)
         self.learnt.crashed.pop(setting, None)
 
     def close(self) -> None:
-        """End the processes that runs started."""
+        """End the processes that runs over ranks started."""
         self.runner.close()
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
     @property
     def allowances(self) -> dict[str, float]:
-        """The relative errors that coarse tensors may have."""
+        """By name, the errors allowed to tensors that are less precise than their dtype in the plainest calls."""
         return {name: COARSER * error for name, error in self.learnt.coarse.items()}
 
     def truth(self, setting: Setting, *, device: str | None = None) -> Truth:
-        """The float64 truth, at the default scale that the subject has."""
+        """Return the float64 truth of a setting, computed with the subject's own default scale."""
         return truth_of(self.op, setting, device or self.device, self.learnt.power)
 
     def crash(self, setting: Setting, error: Broken) -> Finding:
-        """The finding for a crash. Raises Refused for a backward pass that raises the same at the plainest call."""
+        """Return the finding for a crash. Raises Refused if the plainest call's backward pass raises the same error."""
         if isinstance(error, BackwardBroken) and str(error) == self.learnt.raising:
             raise Refused(str(error)) from error
         return raised(setting, error)
@@ -104,13 +106,14 @@ class Examiner:
         run: Callable[[Setting], Ran] | None = None,
         device: str | None = None,
     ) -> Finding:
-        """Run the subject and return the worst finding. Raises Refused if every tensor is excused.
+        """Run the subject at a setting and return the worst finding. Raises Refused if every tensor is excused.
 
-        excused: known tensors, and why, as in `Learnt.known`: those that are "wrong" have to be finite, and no more is
-            asked of any. Default: all that the plainest calls get wrong, and a crash of their backward pass.
+        excused: tensors that are known to be wrong, and why, as in `Learnt.known`. One that is "wrong" has to be
+            finite, the others are ignored. Default: all that the plainest calls get wrong, and a crash of their
+            backward pass.
         coarse: allow coarse tensors `COARSER` times their error at the plainest calls.
         finite: check finiteness alone.
-        run: default, `run`. device: default, the examiner's.
+        run: replaces `Examiner.run`. device: default, the examiner's.
         """
         setting = self.resolved(setting)
         excuses = self.learnt.with_states | self.learnt.known if excused is None else excused

@@ -1,4 +1,4 @@
-"""Judging: compares the result of a run with the truth, tensor by tensor."""
+"""Judging in the audit: compares the result of a run with the float64 truth, tensor by tensor, as `Finding`s."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,8 @@ NONE: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check at one setting: its worst figure and the allowed one; fails if that is exceeded."""
+    """The result of one check at one setting: its worst figure and the allowed one. It fails unless its kind is "fine".
+    tensor: the one that the figure is of, "" for none. words: a sentence for the report."""
 
     setting: Setting
     kind: str  # "fine", "wrong", "non-finite", "no gradient", "raises", "changed"
@@ -37,14 +38,14 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """`figure` / `allowed`; infinite for failures without a size."""
+        """`figure` / `allowed`, by which findings are ranked; infinite for failures without a size, such as a crash."""
         if self.kind in ("no gradient", "raises", "non-finite"):
             return float("inf")
         return self.figure / self.allowed if self.allowed else float("inf") if self.figure else 0.0
 
 
 def raised(setting: Setting, error: Exception) -> Finding:
-    """The finding for a subject that crashed."""
+    """Return the finding for a subject that crashed with this error."""
     return Finding(setting, "raises", "", float("inf"), 0.0, str(error))
 
 
@@ -59,11 +60,11 @@ def findings(
     allowances: Mapping[str, float] = NONE,
     excused: Collection[str] = (),
 ) -> list[Finding]:
-    """A finding for each tensor of a run.
+    """Compare the outputs and gradients of a run with the truth, and return a finding for each of them.
 
-    only: the tensors to judge; default, all. finite: check finiteness alone. allowances: relative L2 errors that are
-    allowed to tensors beyond their budget. excused: tensors whose error nobody asks for: their unit, which takes long,
-    is not measured.
+    only: the tensors to judge; default, all. finite: check finiteness alone.
+    allowances: relative L2 errors that tensors may have beyond their budget, by name.
+    excused: tensors whose finding is not used; their unit, which is slow to compute, is not measured.
     """
     results = []
     for name in ran.cut_off:
@@ -91,7 +92,7 @@ def findings(
 
 
 def worst_of(results: Sequence[Finding]) -> Finding:
-    """The worst finding; it names the other tensors that fail."""
+    """Return the worst finding. If others fail, too, it names their tensors."""
     worst = max(results, key=lambda x: (x.fails, x.share))
     others = tuple(dict.fromkeys(x.tensor for x in results if x.fails and x is not worst and x.tensor))
     if worst.fails and others:
@@ -102,7 +103,8 @@ def worst_of(results: Sequence[Finding]) -> Finding:
 def _against_budget(
     op: Operator, name: str, got: Tensor, truth: Truth, setting: Setting, allowance: float, *, measured: bool
 ) -> Finding:
-    """One tensor against its error budget; measured: measure its unit before it is called wrong."""
+    """Compare a tensor with its error budget. measured: measure its unit (see `budget.py`) before it counts as
+    wrong."""
     true, n = truth.values[name], setting.tokens + setting.K + setting.V
     shared = name[1:] in op.tensors and name[1:] not in op.sequences
     rounding = budget(setting.torch_dtype, n, truth.total, setting.B * setting.tokens if shared else 0)

@@ -1,4 +1,4 @@
-"""Learning: calls a subject in a few plain ways, before any probe, to see what it supports and what it gets wrong."""
+"""Learning, the first step of an audit: calls a subject in a few plain ways to see what it supports and gets wrong."""
 
 import sys
 from dataclasses import dataclass, field
@@ -37,18 +37,18 @@ STATES = {"initial_state": True, "final_state": True}
 
 @dataclass
 class Learnt:
-    """What the calls of `learn` show of a subject.
+    """What the first calls of `learn` show of a subject.
 
-    plain: its plainest call.
-    supports: by feature, why it is not supported; None if it is.
-    granule: lengths have to be a multiple of this.
+    plain: the plainest call that it takes.
+    supports: for each feature, why it is not supported; None if it is.
+    granule: lengths of sequences have to be a multiple of this.
     interpreted: it launches kernels in Triton's interpreter, where a program takes milliseconds.
     crashed: findings of plainest calls that crashed, and of crashes that a second call did not repeat.
-    backward: run its backward pass.
+    backward: whether it has a backward pass.
     raising: the error of the backward pass at the plainest call, "" for none.
     power: its default scale is K ** power; None: the operator's own.
     known: tensors that are wrong at the plainest call, and why: "wrong", "missing", "cut off".
-    with_states: tensors that are wrong where states go in and out.
+    with_states: tensors that are wrong only in calls with an initial and a final state.
     coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say): their relative
         error at the plainest calls.
     """
@@ -70,7 +70,7 @@ class Learnt:
         return self.supports.get(feature) is not None
 
     def resolved(self, setting: Setting) -> Setting:
-        """The setting without what the subject does not support."""
+        """Return the nearest setting that the subject supports: without refused features, lengths in whole granules."""
         fields: dict[str, Any] = {}
         without: dict[str, dict[str, Any]] = {"batches": {"B": 1}, "heads": {"H": 1}, "groups": {"groups": 1}}
         without |= {"initial state": {"initial_state": False}, "K != V": {"V": setting.K}}
@@ -96,10 +96,8 @@ class Learnt:
 
 
 def learn(runner: Runner, seed: int = 0) -> Learnt:
-    """Learn what a subject supports and what it gets wrong.
-
-    Raises ValueError if it takes none of the plainest calls.
-    """
+    """Call the runner's subject in a few plain ways, and return what it supports and what it gets wrong. seed: of the
+    inputs. Raises ValueError if the subject takes none of the plainest calls."""
     learnt = Learnt(runner.subject.op)
     _plainest(runner, learnt, seed)
     _features(runner, learnt)
@@ -128,7 +126,7 @@ def _plainest(runner: Runner, learnt: Learnt, seed: int) -> None:
 
 
 def _tried(runner: Runner, setting: Setting, backward: bool = True) -> Ran | Refused | Broken:
-    """The run at a setting, or the error that it raised."""
+    """Return the result of running a setting, or the error Refused or Broken that it raised."""
     try:
         return runner.run(setting, backward=backward)
     except (Refused, Broken) as error:
@@ -136,10 +134,10 @@ def _tried(runner: Runner, setting: Setting, backward: bool = True) -> Ran | Ref
 
 
 def _refusal(runner: Runner, learnt: Learnt, crash_refuses: bool = False, **fields) -> str | None:
-    """Why the subject does not take its plainest call with these fields; None if it does.
+    """Return why the subject does not take its plainest call with these fields, None if it does.
 
-    A crash is no refusal, except with `crash_refuses` and at the plainest call itself; `crashed` remembers that one and
-    crashes that come and go, for `truth` to ask again.
+    A crash is no refusal, except with `crash_refuses` and at the plainest call itself. `learnt.crashed` records a crash
+    of the plainest call, and crashes that a second call does not repeat; the probe `truth` runs these settings again.
     """
     setting = learnt.plain.without(**fields)
     ran = _tried(runner, setting, backward=False)
@@ -194,7 +192,7 @@ def _features(runner: Runner, learnt: Learnt) -> None:
 
 
 def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
-    """Why the subject cannot be called over ranks; None if it can."""
+    """Return why the subject cannot be called over two ranks, None if it can. plain: its plainest call."""
     why = unsupported(runner.subject)
     if why is not None or not runner.device.startswith("cuda") or ranks_device(runner.device) == "cuda":
         return why
@@ -207,7 +205,7 @@ def ranks_refusal(runner: Runner, plain: Setting) -> str | None:
 
 @interpreted_alone()
 def _launches_interpreted(runner: Runner, plain: Setting) -> bool:
-    """Whether the plainest call runs a kernel in Triton's interpreter."""
+    """Whether the plainest call launches a kernel in Triton's interpreter, which is patched to notice it."""
     executor = getattr(sys.modules.get("triton.runtime.interpreter"), "GridExecutor", None)
     if executor is None or not interpreted():
         return False
@@ -223,7 +221,7 @@ def _launches_interpreted(runner: Runner, plain: Setting) -> bool:
 
 
 def _backward(runner: Runner, learnt: Learnt) -> str | None:
-    """Why there is no backward pass. None if any input gets a gradient in any of a few calls, or if all crash."""
+    """Return why there is no backward pass; None if an input gets a gradient in any of a few calls, or all crash."""
     why, crashes = "no input gets a gradient", True
     for fields in ({}, {"final_state": True, "loss": "both"}, {"K": 64, "V": 64, "M": 64}, {"T": 16}, {"H": 2}):
         ran = _tried(runner, learnt.resolved(learnt.plain.without(**fields)))
@@ -239,7 +237,8 @@ def _backward(runner: Runner, learnt: Learnt) -> str | None:
 
 
 def _default_power(runner: Runner, learnt: Learnt) -> float | None:
-    """The default scale of a subject without a `scale`, so that other probes can go on."""
+    """Return p if the default scale of a subject without an argument `scale` is K ** p, for a p in SCALES; else
+    None."""
     setting = learnt.resolved(learnt.plain)
     ran = _tried(runner, setting, learnt.backward)
     if not isinstance(ran, Ran):
@@ -251,13 +250,13 @@ def _default_power(runner: Runner, learnt: Learnt) -> float | None:
 
 
 def _findings(runner: Runner, setting: Setting, ran: Ran, power: float | None, **options) -> list[Finding]:
-    """`findings` at a default scale of K ** power."""
+    """Return the `findings` of a run, beside the truth with a default scale of K ** power."""
     op = runner.subject.op
     return findings(op, ran, truth_of(op, setting, runner.device, power), setting, **options)
 
 
 def _missing(runner: Runner, learnt: Learnt) -> None:
-    """Note outputs that are cut off from the inputs, and inputs that get no gradient."""
+    """Record in `learnt.known` which outputs are cut off from the inputs and which inputs get no gradient."""
     for setting in (learnt.plain.without(**STATES, loss="both"), learnt.plain):
         setting = learnt.resolved(setting)
         ran = _tried(runner, setting)
@@ -270,7 +269,7 @@ def _missing(runner: Runner, learnt: Learnt) -> None:
 
 
 def _wrong(runner: Runner, learnt: Learnt) -> None:
-    """Note tensors that are wrong or coarse, without states and with them."""
+    """Record which tensors are wrong and which are coarse, in the plainest call and in one with states."""
     for setting in (learnt.plain.without(final_state=True), learnt.plain):
         if _note_wrong(runner, learnt, setting, learnt.known):
             break
@@ -279,7 +278,8 @@ def _wrong(runner: Runner, learnt: Learnt) -> None:
 
 
 def _note_wrong(runner: Runner, learnt: Learnt, setting: Setting, into: dict[str, str]) -> bool:
-    """Note what is wrong at a setting; False if the subject refuses it."""
+    """Record in `into` the tensors that are wrong at a setting, in `learnt.coarse` those less precise than their dtype.
+    Return False if the subject refuses the setting."""
     setting = learnt.resolved(setting)
     ran = _tried(runner, setting, learnt.backward)
     if not isinstance(ran, Ran):

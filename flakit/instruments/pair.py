@@ -1,4 +1,4 @@
-"""Runs a subject over two processes of one group, each with a slice of every sequence.
+"""Runs a subject over two processes of one process group, each with a slice of every sequence.
 
 Starting a process takes seconds, for it imports PyTorch and the subject. So `Pair` starts both at the first setting
 with slices, and they serve all others: a process receives a task over a pipe (its slices of the inputs and of the
@@ -48,7 +48,7 @@ GRACE = 3.0
 
 
 def unsupported(subject: Subject) -> str | None:
-    """Why a subject cannot be called over ranks; None if it can."""
+    """Return why a subject cannot be called over ranks, None if it can; it may lack `group` or not be importable."""
     if "group" not in subject.taken:
         return "its signature does not name group"
     if not dist.is_available() or not dist.is_gloo_available():
@@ -63,7 +63,7 @@ def unsupported(subject: Subject) -> str | None:
 
 
 def ranks_device(device: str) -> str:
-    """The device type of the ranks: "cuda" if there is a GPU for each."""
+    """Return the device type of the two ranks: "cuda" if `device` is a GPU and there is one for each, else "cpu"."""
     several = device.startswith("cuda") and torch.cuda.device_count() >= RANKS and dist.is_nccl_available()
     return "cuda" if several else "cpu"
 
@@ -77,7 +77,8 @@ def _pickled(subject: Subject) -> bytes:
 
 
 class Pair:
-    """The two processes; stopped: asked while waiting for an answer, which raises `Stopped` once it returns true."""
+    """Two processes of one group that run a subject over slices of sequences. device: their device type. stopped:
+    called while waiting for an answer, which raises `Stopped` once it returns true."""
 
     def __init__(self, subject: Subject, device: str, stopped: Callable[[], bool] = lambda: False):
         self.subject, self.device, self.stopped = subject, device, stopped
@@ -87,10 +88,8 @@ class Pair:
         self.folder: tempfile.TemporaryDirectory | None = None
 
     def run(self, setting: Setting, x: Mapping, arriving: Arriving, backward: bool) -> Ran:
-        """Run a setting over both ranks; return what one process would: slices concatenated, everything else summed.
-
-        Raises as `forward_backward` does.
-        """
+        """Run a setting over both ranks; return what one process would: slices concatenated, everything else summed. x,
+        arriving: arguments and arriving gradients of the full sequences. Raises as `forward_backward` does."""
         assert setting.slices is not None
         op, ends = self.subject.op, list(accumulate(setting.slices))
         tasks = []
@@ -102,14 +101,14 @@ class Pair:
         return _join(op, setting, self._request("run", tasks))
 
     def shows(self, script: str, error: type[Exception]) -> bool:
-        """Whether a script, run by both ranks, raises an error of this type on one of them."""
+        """Whether a script, run by both ranks, ends with an error of this type on one of them."""
         try:
             return any(self._request("shows", [(script, error)] * RANKS, some=True))
         except (Refused, Broken):
             return False
 
     def close(self) -> None:
-        """Kill the processes and release their pipes and files."""
+        """Kill both processes and release their pipes and files."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -122,7 +121,7 @@ class Pair:
             self.folder = None
 
     def _request(self, what: str, tasks: Sequence[tuple], some: bool = False) -> list:
-        """Send each rank its task and return their answers; what: "run" or "shows"; some: as `_receive` takes it."""
+        """Send each rank its task and return their answers. what: "run" or "shows". some: as in `_receive`."""
         if not self.processes:
             self._start()
         for end, task in zip(self.ends, tasks, strict=True):
@@ -156,7 +155,8 @@ class Pair:
             raise
 
     def _receive(self, seconds: float, some: bool = False) -> list:
-        """Receive the answer of each rank; some: one answer suffices, and a silent rank counts as None."""
+        """Return the answer of each rank, within a time limit. some: one true answer suffices, and others may be
+        None."""
         answers: dict[int, tuple] = {}
         limit = time.monotonic() + seconds
         while len(answers) < RANKS:
@@ -190,7 +190,7 @@ class Pair:
         return [answers[rank][1] if rank in answers else None for rank in range(RANKS)]
 
     def _fail_dead(self, rank: int) -> None:
-        """Raise Broken for a rank whose process has ended."""
+        """Close the pair and raise Broken for a rank whose process has ended."""
         process = self.processes[rank]
         process.join(GRACE)
         code = process.exitcode
@@ -200,7 +200,7 @@ class Pair:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide the running script from processes that start meanwhile, which would run it again."""
+    """While this context is active, hide the running script from processes that start, which would run it again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -210,7 +210,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _copy_for_rank(x: Any, own: slice | None = None) -> Any:
-    """A copy of x on the CPU for one rank; own: its slice along time, None for tensors without a time axis."""
+    """Return a copy of x, tensors nested in any way, on the CPU. own: the rank's slice along time, None for all."""
 
     def copy(y: Tensor) -> Tensor:
         return (y if own is None else y[:, own]).detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -219,7 +219,7 @@ def _copy_for_rank(x: Any, own: slice | None = None) -> Any:
 
 
 def _join(op: Operator, setting: Setting, runs: Sequence[Ran]) -> Ran:
-    """The runs of all ranks as one: slices end to end, sums of everything else."""
+    """Return the results of all ranks as one process would compute them: slices end to end, sums of everything else."""
     assert setting.slices is not None
     values: dict[str, Tensor | None] = {}
     sliced = {"o", *(f"d{name}" for name in op.sequences)}
@@ -245,7 +245,7 @@ def _join(op: Operator, setting: Setting, runs: Sequence[Ran]) -> Ran:
 
 
 def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.Connection) -> None:
-    """The main function of a process: join the group, then answer tasks until the parent ends."""
+    """The main function of a rank's process: join the group, then answer tasks from the pipe until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
     threading.Thread(target=end_with_parent, daemon=True).start()
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -280,7 +280,7 @@ def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.
 
 
 def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
-    """Do a task: ("done", result), ("refused", words) or ("broken", (in the backward pass, words))."""
+    """Do a task and return ("done", result), ("refused", message) or ("broken", (in the backward pass?, message))."""
     try:
         if asked == "shows":
             from .repro import ending

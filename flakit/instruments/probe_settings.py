@@ -1,4 +1,7 @@
-"""The settings of the probes, the most telling first: interpreted kernels may not have time for all."""
+"""The settings of the probes, a function for each: it takes the examiner of a subject and returns a list of `Setting`.
+
+The most telling setting comes first, since slow kernels run out of time.
+"""
 
 from torch import Tensor
 
@@ -103,7 +106,7 @@ def state_layout(x: Examiner) -> list[Setting]:
 
 
 def wanted(x: Examiner) -> list[Setting]:
-    """Subsets of inputs that require a gradient: the first, a middle and the last in a backward pass."""
+    """Return settings in which only some inputs require a gradient: one of them, all but one, or the initial state."""
     op, p = x.op, x.plain.without(T=37, B=2, H=2)
     second = op.decay or op.tensors[1]
     subsets = [(op.tensors[0],), (second,), tuple(y for y in op.tensors if y != second), op.tensors[-1:]]
@@ -122,7 +125,7 @@ def constant(x: Examiner) -> list[Setting]:
 
 
 def ranks(x: Examiner) -> list[Setting]:
-    """Slices of different lengths, some shorter than a chunk."""
+    """Return settings over two ranks with slices of different lengths, some shorter than a chunk."""
 
     def over(*slices: int, **fields) -> Setting:
         return x.plain.without(T=sum(slices), slices=slices, **BOTH | fields)
@@ -137,8 +140,8 @@ def ranks(x: Examiner) -> list[Setting]:
 
 
 def chain(x: Examiner) -> list[Setting]:
-    """Nearly no decay and tiny writes: the state after the first slice is the product of its chunks' transitions, in
-    which the rounding errors of TensorFloat-32 add up."""
+    """Return a setting over two ranks with nearly no decay and tiny writes. The state after the first slice is then the
+    product of its chunks' transitions, in which the rounding errors of TensorFloat-32 add up."""
     wide = {name: max(64, getattr(x.plain, name)) for name in "KVM"}
     return [x.plain.without(T=256, slices=(192, 64), H=2, decay=-1e-4, written=2.0**-8, **wide, **BOTH)]
 

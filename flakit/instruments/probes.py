@@ -1,4 +1,4 @@
-"""The probes: each asks a kernel one question, taught by a real failure of the casebook.
+"""The probes of the audit. Each asks a kernel one question, which a real failure of the casebook taught.
 
 A probe has settings, the most telling first, and a check that runs the subject at one of them and returns a `Finding`.
 Its `case` is the case of the casebook that a failure resembles; `budget` says where the allowed figure comes from.
@@ -31,17 +31,18 @@ Control = tuple[str, Callable[[Setting], Setting]]
 
 
 def bare(probe: str = "truth", **fields) -> Control:
-    """A control: with these fields reset, the setting is one of another probe."""
+    """Return a control: the name of another probe, and a function that resets these fields of a setting."""
     return probe, lambda s: s.without(**fields)
 
 
 def one_sequence(s: Setting) -> Setting:
-    """The longest packed sequence, alone."""
+    """Return the setting with the longest of its packed sequences alone, unpacked."""
     return s.without(lengths=None, padding=0, offsets="contiguous", T=max(s.lengths or (s.T,)))
 
 
 def whole_tiles(s: Setting) -> Setting:
-    """Square heads of whole tiles: a partial tile would show a transposed mask even in a square head."""
+    """Return the setting with K = V = M, a multiple of `WIDEST`: partial tiles would show a transposed mask there,
+    too."""
     size = -(-max(s.K, s.V) // WIDEST) * WIDEST
     return s.without(K=size, V=size, M=size)
 
@@ -51,12 +52,12 @@ STATELESS = bare(initial_state=False, final_state=False, loss="o")
 
 @dataclass(frozen=True)
 class Probe:
-    """One question.
+    """One question to a kernel, with the settings and the check that answer it.
 
-    needs: features that the subject has to support.
+    meaning: a sentence on what a failure says. needs: features that the subject has to support.
     condition: of (operator, setting), whether the setting still poses this question; shrinking keeps it true.
-    controls: (other probe, function that turns a setting into one of that probe's): if that fails as badly, this probe
-        fails for the other's reason.
+    controls: (other probe, function that turns a setting into one of that probe's). If the other probe fails as badly
+        there, this probe fails for the other's reason.
     costly: settings that interpreted kernels run with --full alone.
     """
 
@@ -78,7 +79,7 @@ class Probe:
         return _run(self.check, x, setting)
 
     def cause(self, x: Examiner, finding: Finding) -> tuple[str, Finding | None]:
-        """The probe for whose reason this one fails, "" for none, and the finding at its setting."""
+        """Return the probe that explains a failure, and its finding at the control's setting; ("", None) for none."""
         check = self.check
         if check in (checks.as_documented, checks.over_ranks):
             check = checks.through_states
@@ -98,7 +99,7 @@ class Probe:
         return "", None
 
     def resembles(self, finding: Finding, op: Operator) -> str:
-        """The name of the case that a failure resembles; "" for none."""
+        """Return the name of the case that a failure of this probe resembles; "" for none."""
         if finding.kind == "raises":
             return "transposed_mask" if "compatible" in finding.words or "broadcast" in finding.words else ""
         slight = finding.kind == "wrong" and finding.share * finding.budget <= COARSE
@@ -116,7 +117,7 @@ def _run(check: Check, x: Examiner, setting: Setting) -> Finding:
 
 
 def _as_bad(control: Finding, finding: Finding) -> bool:
-    """Whether the control explains `finding`: the same tensor fails in it, by an error that is not much smaller."""
+    """Whether the control explains `finding`: the same tensor fails in it, with more than a tenth of its share."""
     if control.kind != "wrong":
         return True
     return finding.tensor in (control.tensor, *control.others) and control.share > finding.share / 10

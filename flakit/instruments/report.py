@@ -1,4 +1,4 @@
-"""An audit as a table in a terminal, as JSON, and as one self-contained page."""
+"""Reports of an `Audit`: a table for a terminal or a notebook, JSON, and a self-contained HTML page."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ _MARKS = {
 
 
 def setting_words(setting: Mapping) -> str:
-    """A setting in words: T = 17, B = 1, ..., spike = (16, -100)."""
+    """Return a setting's fields as text: T = 17, B = 1, ..., spike = (16, -100)."""
     return ", ".join(f"{name} = {_value(x)}" for name, x in setting.items())
 
 
@@ -40,7 +40,7 @@ def _value(x: object) -> str:
 
 
 def figure_words(verdict) -> str:
-    """The worst figure and its budget."""
+    """Return a verdict's worst figure and its allowed value as text, "" if nothing ran."""
     finding = verdict.finding
     if finding is None:
         return ""
@@ -54,7 +54,7 @@ def figure_words(verdict) -> str:
 
 
 def table(audit) -> Group:
-    """The verdicts, a row for each, and below them what each failure means."""
+    """Return the verdicts as a rich table with a row for each probe; sentences below it say what each failure means."""
     rows = Table(box=box.SIMPLE_HEAD, title=f"{audit.subject.name}, like {audit.subject.op.name}, on {audit.device}")
     for heading in ("probe", "verdict", "worst of budget", "what was found"):
         rows.add_column(heading, no_wrap=heading != "what was found")
@@ -79,7 +79,7 @@ def table(audit) -> Group:
 
 
 def headline(audit) -> str:
-    """A sentence: how many probes passed, and how much was left out."""
+    """Return one sentence: how many probes passed, how many settings were left out, and how long it took."""
     count = {word: sum(v.verdict == word for v in audit.verdicts) for word in COLOURS}
     named = {"fail": "failed", "pass": "passed"}
     total = ", ".join(f"{n} {named.get(word, word)}" for word, n in count.items() if n or word != "left out")
@@ -89,7 +89,7 @@ def headline(audit) -> str:
 
 
 def leading(audit) -> list[str]:
-    """What to look at first: a sentence for each probe that is the cause of other failures."""
+    """Return a sentence for each probe that explains the failures of others, to be looked at first."""
     causes = []
     for cause in dict.fromkeys(v.cause for v in audit.failed if v.cause):
         names = [v.probe.name for v in audit.failed if v.cause == cause]
@@ -99,7 +99,7 @@ def leading(audit) -> list[str]:
 
 
 def in_a_notebook(audit) -> str:
-    """As `table`, in HTML that adapts to the width of the page."""
+    """Return the verdicts as `table` does, in HTML that adapts to the width of the page."""
     rows = []
     for v in audit.verdicts:
         what = [v.words, f"at {setting_words(v.setting)}", v.law] if v.verdict == "fail" else [v.words]
@@ -118,7 +118,7 @@ def in_a_notebook(audit) -> str:
 
 
 def as_dict(audit) -> dict:
-    """Return versions, device and every verdict, as `flakit audit --json` writes them."""
+    """Return versions, device and every verdict as plain data, as `flakit audit --json` writes them."""
     versions = {"flakit": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return for_json(
         {
@@ -159,7 +159,7 @@ img { max-width: 100%; height: auto } details { margin: .6em 0 } code { overflow
 
 
 def page(audit) -> str:
-    """The whole page as HTML, with figures if matplotlib is installed."""
+    """Return a self-contained HTML page of the audit, with figures if matplotlib is installed."""
     return "\n".join(_lines(audit))
 
 
@@ -207,7 +207,7 @@ def _figure(draw, *about) -> Iterator[str]:
 
 
 def _along(audit, v):
-    """The errors of the tensor that failed along the tokens, at the setting of the first failure."""
+    """Draw the errors of a verdict's failed tensor along the tokens, at the first failing setting, if it has 4 axes."""
     from ..figures.audit import along_time as draw
 
     if v.pair is None or v.pair[0].ndim != 4:

@@ -1,4 +1,5 @@
-"""Writes a failure as a standalone script: torch, the kernel and the formula in float64, without flakit."""
+"""Writes a failure of the audit as a standalone script with torch, the kernel and the float64 formula, without
+flakit."""
 
 import ast
 import contextlib
@@ -46,13 +47,13 @@ SEEDS = 5
 
 
 def short(op: Operator) -> tuple[str, ...]:
-    """The names of the state's parts in formulas."""
+    """Return the names of the state's parts in formulas: "S" if it is one tensor."""
     return ("S",) if len(op.states) == 1 else tuple(name.removeprefix("initial_") for name in op.states)
 
 
 def reference_source(op: Operator) -> tuple[str, ...]:
-    """The lines that define `naive` for an operator without a `formula`: an import from the user's file, or the
-    reference's own text, which needs PyTorch alone."""
+    """Return the lines that define `naive`, the float64 reference, for an operator without a `formula`: an import from
+    the user's file, or the reference's own text, which needs PyTorch alone."""
     function = op.reference.function
     if function.__module__.split(".")[0] != __name__.split(".")[0]:
         return import_of(function, "naive")
@@ -67,7 +68,7 @@ def reference_source(op: Operator) -> tuple[str, ...]:
 
 
 def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
-    """A script that ends with an error which says what is wrong; None if no script reproduces the failure."""
+    """Return a script that fails with an error saying what is wrong; None if no script reproduces the failure."""
     error = Exception if finding.kind in ("raises", "no gradient") else AssertionError
     candidates = [finding]
     for name in finding.others:
@@ -86,15 +87,15 @@ def repro(x: Examiner, probe: Probe, finding: Finding) -> str | None:
 
 
 def shows(script: str, x: Examiner, setting: Setting, error: type[Exception]) -> bool:
-    """Whether a script ends with an error of this type. It runs here, with the subject in place of its import; a script
-    over ranks runs in the processes of the pair."""
+    """Whether a script ends with an error of this type. It runs in this process, with the subject in place of its
+    import; a script over ranks runs in the processes of the pair."""
     if setting.slices is not None:
         return x.runner.pair is not None and x.runner.pair.shows(script, error)
     return isinstance(ending(script, x.subject), error)
 
 
 def ending(script: str, subject: Subject) -> BaseException | None:
-    """The error with which a script ends in this process."""
+    """Return the error with which a script ends when run in this process, None for none."""
     namespace = {"function": subject.original, "adapter": subject.adapter}
     imported = {*subject.source, *map(_meeting, ("gloo", "nccl"))}
     if not subject.op.formula and reference_source(subject.op)[0]:
@@ -110,7 +111,7 @@ def ending(script: str, subject: Subject) -> BaseException | None:
 
 
 def _meeting(backend: str) -> str:
-    """The line with which a script joins the process group."""
+    """Return the line with which a script joins the process group. backend: "gloo" or "nccl"."""
     return f'dist.init_process_group("{backend}")'
 
 
@@ -120,7 +121,7 @@ _MAKERS = ((torch, ("empty", "empty_like", "zeros", "zeros_like")), (torch.Tenso
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Restore PyTorch afterwards: a script sets seeds, deterministic algorithms and fences."""
+    """Restore PyTorch at exit: a script sets seeds and deterministic algorithms, and patches memory allocation."""
     makers = [(owner, name, getattr(owner, name)) for owner, names in _MAKERS for name in names]
     deterministic = torch.get_deterministic_debug_mode()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -160,7 +161,7 @@ def _script(subject: Subject, probe: Probe, finding: Finding, seed: int, device:
 
 
 def _slices(s: Setting, device: str) -> Iterator[str]:
-    """Lines that join the group as a rank and take its slice."""
+    """Yield lines that join the process group as a rank and take its slice's bounds."""
     yield _meeting("gloo" if device == "cpu" else "nccl")
     yield "rank = dist.get_rank()"
     if device != "cpu":
@@ -171,7 +172,7 @@ def _slices(s: Setting, device: str) -> Iterator[str]:
 
 
 def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
-    """The axes of a tensor, by their names in `_inputs`; N: the number of states, if it is not B."""
+    """Return a tensor's axes as source text, by their names in `_inputs`. N: the number of states, if it is not B."""
     N = N or ("B" if s.lengths is None else str(len(s.lengths)))
     groups = "H" if s.groups == 1 else f"{s.groups} * H"
     names = {"HQ": groups, "HV": groups, "N": N, "V": "K" if s.K == s.V else "V"}
@@ -180,7 +181,7 @@ def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
 
 
 def _initial(op: Operator, s: Setting) -> list[str]:
-    """The names of the initial states, if the setting has any."""
+    """Return the names of the initial states in the script, if the setting has any."""
     return [f"{state}0" for state in short(op)] if s.initial_state else []
 
 
@@ -189,7 +190,7 @@ def _arguments(op: Operator, s: Setting) -> str:
 
 
 def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
-    """Lines that draw the inputs on the CPU, so that they are the same everywhere, and move them to the device."""
+    """Yield lines that draw the inputs, on the CPU to be the same everywhere, and move them to the device."""
     to_device = "" if device == "cpu" else f'.to("{device}")'
     sizes = {"B": s.B, "T": s.tokens, "H": s.H, "K": s.K, "V": s.V}
     sizes |= {"M": s.M} if "M" in op.sizes else {}
@@ -233,7 +234,7 @@ def _stored(op: Operator, name: str, called: str, s: Setting) -> str:
 
 
 def _decays(op: Operator, s: Setting) -> Iterator[str]:
-    """Lines that change the decays as `Setting.make` does."""
+    """Yield lines that change the decays as `Setting.make` does."""
     w, axes = op.decay, op.axes[op.decay].split()
     if isinstance(s.decay, tuple):
         pair = [x / op.nats for x in s.decay]
@@ -272,7 +273,7 @@ _OUTPUTS = {
 
 
 def _call(subject: Subject, s: Setting, states: str = "") -> str:
-    """The line of the call; states: the initial state that it gets."""
+    """Return the expression that calls the kernel. states: the expression of the initial state, "" for none."""
     op = subject.op
     options = [f"scale={s.scale!r}"] if s.scale is not None and "scale" in subject.named else []
     if states:
@@ -299,7 +300,7 @@ def _listed(each: Iterable[str]) -> str:
 
 
 def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
-    """Lines that define `kernel`, which returns the outputs as a list, and `given`, the list of its arguments."""
+    """Yield lines that define `kernel`, which returns the outputs as a list, and `given`, the list of its arguments."""
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     yield f"given = [{_arguments(op, s)}]"
@@ -315,13 +316,13 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
 
 
 def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
-    """Expressions for o and the states in `out`; state: how `out` holds them, None if it is o alone."""
+    """Return expressions for o and the states in `out`. o, state: how `out` holds them, from `_OUTPUTS`."""
     states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
     return [f"out{o}", *(states if s.final_state else ())]
 
 
 def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
-    """Lines of the recurrence, run over each packed sequence by itself; with `last`, also the states after each."""
+    """Yield lines of the float64 recurrence, for each packed sequence in turn. states: also store the final states."""
     scale = s.K**op.scale_exponent if s.scale is None else s.scale
     if not op.formula:
         yield from _by_reference(op, s, scale)
@@ -343,7 +344,7 @@ def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
 
 
 def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
-    """As `_right`, with the function `naive`; `o` is the tensor, or, if sequences are packed, a list of tensors."""
+    """As `_right`, by calling `naive`. The script's `o` is then the tensor [B, T, H, V]."""
     reference = op.reference
     options = {"scale": repr(scale), "output_final_state": "True" if op.states else None}
     if s.initial_state:
@@ -375,7 +376,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
 
 
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
-    """Lines that compare the worst tensor, an output or a gradient, with the right one."""
+    """Yield lines that compute the tensor that fails, an output or a gradient, twice, and compare it with float64."""
     on = "" if device == "cpu" else f', device="{device}"'
     op, arguments = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor
@@ -458,7 +459,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
 
 
 def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
-    """Lines for the gradients at o, the state or both; they are drawn rounded, since autograd does not round them."""
+    """Yield lines that draw the gradients at o and the state, rounded to the dtype, since autograd does not round."""
     shape, options = _shape(op, "o", s), ("" if s.dtype == "float32" else f", dtype=torch.{s.dtype}") + on
     if s.loss != "state":
         if s.arriving == EXPANDED:
@@ -477,7 +478,7 @@ def _arriving(op: Operator, s: Setting, on: str) -> Iterator[str]:
 
 
 def _pieces(subject: Subject, s: Setting) -> Iterator[str]:
-    """Lines for `o` and `state` of two calls, of which the second starts from the first one's state."""
+    """Yield lines for `o` and `state` of two calls, of which the second starts from the first one's state."""
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     rows = ", ".join(op.sequences)

@@ -1,4 +1,4 @@
-"""Running: calls a subject at a setting, in this process or over two ranks."""
+"""`Runner` runs a subject at a setting, in this process or over two ranks, and returns its outputs and gradients."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ Prepare = Callable[[dict, Arriving], tuple[dict, Arriving]]
 
 
 class Runner:
-    """Runs a subject.
+    """Runs a subject, the callable under test, on the tensors of a setting.
 
-    stopped: asked before every run; once it returns true, a run raises `Stopped`. pair: the two processes that run
-    settings with slices; the first such setting starts them.
+    stopped: called before every run; once it returns true, a run raises `Stopped`. pair: the two processes for settings
+    with slices; the first such setting starts them.
     """
 
     def __init__(self, subject: Subject, device: str = "cpu", stopped: Callable[[], bool] | None = None):
@@ -27,11 +27,12 @@ class Runner:
     def run(
         self, setting: Setting, *, backward: bool = True, prepare: Prepare | None = None, device: str | None = None
     ) -> Ran:
-        """Run the subject at a setting, forward and, if `backward`, backward.
+        """Run the subject at a setting, forward and, if `backward`, backward; return its outputs and gradients.
 
-        prepare: maps the arguments and arriving gradients to those of the call: the same elsewhere in memory, say.
-        device: default, the runner's. Raises Refused if the subject does not take the setting, Broken if it crashes or
-        returns the wrong thing.
+        prepare: a function of the arguments and the arriving gradients that returns those of the call, for example
+        copies elsewhere in memory. device: default, the runner's. Raises Refused if the subject does not take the
+        setting, Broken if it crashes or returns something else than its operator does, Stopped once `stopped` returns
+        true.
         """
         if self.stopped():
             raise Stopped
@@ -46,6 +47,6 @@ class Runner:
         return self.pair.run(setting, x, arriving, backward)
 
     def close(self) -> None:
-        """End the processes of the pair."""
+        """End the two processes, if any setting started them."""
         if self.pair is not None:
             self.pair.close()

@@ -1,6 +1,6 @@
-"""`Setting`: the description of one call, with its sizes, decay, states and layouts.
+"""`Setting` describes one call of a subject: sizes, dtypes, decay, states and memory layouts; it draws the tensors.
 
-Probes vary it, shrinking simplifies it, and a script reproduces it.
+Probes vary settings, shrinking simplifies them, and scripts reproduce them.
 """
 
 import functools
@@ -24,7 +24,7 @@ TRANSPOSED = "transposed"
 
 @dataclass(frozen=True)
 class Setting:
-    """The defaults of all fields are the plainest call there is.
+    """One call of an operator, forward and backward. The defaults of all fields are the plainest call.
 
     T, B, H, K, V, M: sizes. groups: heads of the queries or values per head of the keys, if they are an axis of their
         own.
@@ -35,7 +35,8 @@ class Setting:
         of head h's first token is h times that.
     lengths: of packed sequences; T is ignored, and `padding` rows follow the last one. offsets: the layout of the
         offsets in memory, or "int32", their dtype.
-    initial_state, final_state: pass one, request one. loss: what gradients arrive at: "o", "both", or "state" alone.
+    initial_state, final_state: pass one, request one. loss: the outputs that gradients arrive at: "o", "both" (o and
+        the final state), or "state" alone.
     scale: None for the operator's default, which is passed as a number if the subject takes one; default_scale: never
         pass it.
     layout, arriving: memory layouts of the inputs and of the gradient at o. cotangent: a factor of arriving gradients.
@@ -87,7 +88,7 @@ class Setting:
     seed: int = 0
 
     def summary(self, op: Operator) -> dict:
-        """The sizes, and every field that differs from the plainest call."""
+        """Return the sizes, and every other field that differs from the plainest call, by name, for reports."""
         plain = {x.name: x.default for x in fields(self)}
         always = {"T", *(axis for axis in op.sizes if axis in plain)}
         values = {name: getattr(self, name) for name in plain}
@@ -98,7 +99,7 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """The length of the time axis."""
+        """The length of the time axis, with all packed sequences and the padding."""
         return self.T if self.lengths is None else sum(self.lengths) + self.padding
 
     @property
@@ -106,7 +107,8 @@ class Setting:
         return getattr(torch, self.dtype)
 
     def make(self, op: Operator, device: str = "cpu") -> tuple[dict, Arriving]:
-        """Return the arguments by the operator's names, contiguous, and the gradients at o and the state."""
+        """Draw the arguments by the operator's names, and the gradients at o and the final state; equal calls draw the
+        same. All are contiguous, with the setting's dtypes. The caller may write to them."""
         x, arriving = _drawn(self, op, device)
         return tree_map_only(Tensor, torch.clone, (x, arriving))  # a kernel may write to them
 
@@ -173,7 +175,7 @@ class Setting:
                 sequence[row] = self.spike[1] / op.nats
 
     def laid_out(self, inputs: Mapping, arriving: Arriving, op: Operator) -> tuple[dict, Arriving]:
-        """Return the same values in this setting's memory layouts."""
+        """Return arguments and arriving gradients with the same values in this setting's memory layouts."""
         x, (do, dstate) = dict(inputs), arriving
         if self.states != "contiguous":
             states = (op.parts(y) for y in (x.get("initial_state"), dstate))
@@ -187,7 +189,7 @@ class Setting:
         return x, (strides.layout(do, self.arriving), dstate)
 
     def later_changed(self, inputs: Mapping, op: Operator) -> dict:
-        """Return the inputs with other numbers from token `changed` on."""
+        """Return a copy of the inputs in which tokens from `changed` on have other values, to test causality."""
         x = {name: y.clone() if isinstance(y, Tensor) else y for name, y in inputs.items()}
         for name in op.sequences:
             tail = x[name][:, self.changed :]
@@ -201,7 +203,8 @@ class Setting:
 def mapped(
     op: Operator, inputs: Mapping, arriving: Arriving, change: Callable[[str, Tensor], Tensor]
 ) -> tuple[dict, Arriving]:
-    """Apply change(name, tensor) to the arguments and the arriving gradients, which have their outputs' names."""
+    """Return the arguments and the arriving gradients with every tensor replaced by change(name, tensor). A gradient
+    has the name of the output at which it arrives."""
     leaves = {name: change(name, y) for name, y in op.leaves(inputs).items()}
     gradients = zip(op.outputs, (arriving[0], *op.parts(arriving[1])), strict=False)
     do, *dparts = (change(name, y) for name, y in gradients)
@@ -217,17 +220,17 @@ MIXED_TOKENS = 8
 
 
 def has_channels(op: Operator) -> bool:
-    """Whether the decay has an axis of channels."""
+    """Whether the decay has an axis of channels, as RWKV6's, rather than one value per token and head."""
     return len(op.axes[op.decay].split()) > 3
 
 
 def _stored(x: Tensor, how: str) -> Tensor:
-    """The same values with transposed strides; or, for EXPANDED, the first row with stride 0."""
+    """Return x with transposed strides for TRANSPOSED; for EXPANDED, its first row in place of all, with stride 0."""
     if how == TRANSPOSED and x.ndim < 2:
         return torch.stack((x, x), -1)[..., 0]
     return x.mT.contiguous().mT if how == TRANSPOSED else x[:1].expand_as(x)
 
 
 def repeated(op: Operator) -> tuple[str, ...]:
-    """The tensors that are equal for all tokens when tokens repeat: keys and their like."""
+    """Return the names of the tensors that `Setting.repeated` makes equal for all tokens: keys and their like."""
     return tuple(name for name in ("k", "s", "a", "b") if name in op.tensors)

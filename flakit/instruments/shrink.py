@@ -20,7 +20,7 @@ SECONDS = 6.0
 
 
 def check_installed() -> None:
-    """Raise ImportError, with the remedy, if hypothesis is not installed."""
+    """Raise ImportError, with the command that installs it, if hypothesis is missing."""
     try:
         import hypothesis  # noqa: F401
     except ImportError as error:
@@ -28,10 +28,8 @@ def check_installed() -> None:
 
 
 def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS) -> Finding:
-    """Return the finding at the smallest setting that fails in the same way and meets the probe's condition.
-
-    The search stops after `seconds`, with the smallest setting so far.
-    """
+    """Return the finding at the smallest setting that fails in the same way and meets the probe's condition. The search
+    stops after `seconds` of the examiner's clock and returns the smallest setting so far."""
     from hypothesis import HealthCheck, Phase, find, settings
     from hypothesis import strategies as st
     from hypothesis.errors import HypothesisException
@@ -109,7 +107,8 @@ def _again(x: Examiner, probe: Probe, setting: Setting) -> Finding | None:
 
 
 def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) -> float | None:
-    """The size of the log decay at which non-finite values begin; None if no single decay is to blame."""
+    """Return the |log decay| at which non-finite values begin, by bisection to the relative tolerance. Return None for
+    other kinds of failure, if several decays vary in the setting, or if the weakest decay fails, too."""
     if finding.kind != "non-finite":
         return None
     s = finding.setting
@@ -136,7 +135,8 @@ def onset(x: Examiner, probe: Probe, finding: Finding, tolerance: float = 5e-4) 
 
 
 def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
-    """Compare the onset of a failure with the law: (the case that it resembles, a sentence)."""
+    """Return the case that a failure resembles, and a sentence on the log decay at which it begins, "" if unknown.
+    ln(the dtype's largest number) divided by that decay is the number of tokens whose decays one exponent sums."""
     case, begins = probe.resembles(finding, x.op), onset(x, probe, finding)
     if begins is None:
         return case, ""
@@ -156,7 +156,8 @@ def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
 
 
 def _off_before(x: Examiner, finding: Finding, size: float) -> float:
-    """The relative L2 error at a weaker decay, where all is finite: small, if overflow of an exponent is the fault."""
+    """Return the failing tensor's relative L2 error at log decay -size, where it is finite; large if it loses
+    digits."""
     setting = finding.setting.without(decay=-size)
     try:
         got = x.run(setting).values[finding.tensor]
@@ -166,7 +167,8 @@ def _off_before(x: Examiner, finding: Finding, size: float) -> float:
 
 
 def _masked_late(x: Examiner, probe: Probe, finding: Finding, n: float) -> bool:
-    """Whether n tokens are what a chunk's mask removes: C - 1, or C if reads come before the decay."""
+    """Whether a failure that begins where the decay of n tokens overflows is a mask applied too late: n is C - 1, or C
+    if reads come before the decay, for a chunk of C tokens, and a sequence of one chunk fails, too."""
     for C in (32, 64, 128):
         if abs(n - C + 0.5) < 1.1:
             result = _again(x, probe, finding.setting.without(T=C, decay=-1.01 * LN_MAX[torch.float32] / (C - 1)))

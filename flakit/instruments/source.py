@@ -1,4 +1,4 @@
-"""Finds the expression, the operands and the user's frame of a computation, as far as Python knows them."""
+"""Finds the source text of an operation, its operands and the user's stack frame, for the reports of `flakit.trace`."""
 
 import ast
 import linecache
@@ -10,9 +10,10 @@ from types import CodeType, FrameType
 
 @lru_cache(maxsize=4096)
 def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> tuple[int, str]:
-    """The line and the text of the expression that an instruction computes, "" if this Python does not know it.
+    """Return the line and the text of the expression that a bytecode instruction computes.
 
-    dedented: the code was compiled from dedented source, as Triton's interpreter does.
+    The text is "" if this Python stores no positions or the source is gone; the line is 0 if unknown. instruction: the
+    instruction's offset in bytes. dedented: the code was compiled from dedented source, as by Triton's interpreter.
     """
     if not hasattr(code, "co_positions"):
         return 0, ""
@@ -44,7 +45,8 @@ def _parsed(text: str) -> ast.AST | None:
 
 @lru_cache(maxsize=4096)
 def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
-    """The source of each of an operation's `count` operands; "" for all if the text does not tell."""
+    """Return the source text of each of an operation's `count` operands, "" for those that cannot be told from `text`.
+    text: source of the expression. operation: the name of the called function or method, "add" for example."""
     node = _parsed(text) if text else None
     parts: list[ast.expr | None] = []
     if isinstance(node, ast.BinOp):
@@ -66,7 +68,7 @@ def operand_names(text: str, operation: str, count: int) -> tuple[str, ...]:
 
 
 def outside(frame: FrameType | None, folders: Sequence[str]) -> FrameType | None:
-    """The innermost frame whose file is in none of the folders."""
+    """Return the innermost frame, from `frame` outwards, whose file lies in none of the folders; None if all do."""
     while frame is not None and frame.f_code.co_filename.startswith(tuple(folders)):
         frame = frame.f_back
     return frame

@@ -48,13 +48,15 @@ class BackwardBroken(Broken):
 
 
 class Subject:
-    """A callable with the interface of an operator.
+    """A callable with the interface of an operator, under test.
 
     function: the callable. like: the operator, as `flakit.audit` takes it. adapter: called in its place, with the
         callable and the operator's arguments, to translate them.
     name: its name in reports. source, adapter_source: the lines of Python that import the two into a standalone script,
         as `function` and `adapter`.
     patient: repeat a call that raises, to see whether it raises again; a rank must not, while others wait for it.
+
+    Raises TypeError if `function` or `adapter` is not callable, ValueError if the operator is unknown.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Subject:
         self.without_decay = decay is not None and decay.default is None
 
     def _signature(self, parameters: Mapping[str, inspect.Parameter]) -> tuple[bool, frozenset[str]]:
-        """Whether to pass the tensors by name, and which of `OPTIONS` the callable takes."""
+        """Return whether to pass the tensors by name, and which of `OPTIONS` a callable with these parameters takes."""
         if not parameters:  # nothing is known of it
             return False, frozenset(OPTIONS)
         if self.adapted:
@@ -137,7 +139,8 @@ class Subject:
     def made(self, inputs: Mapping[str, Any], do: Tensor) -> dict[str, Tensor]:
         """Run forward and backward; return outputs and gradients by name. do: the gradient that arrives at o.
 
-        `others` of `flakit.numerics.gradients.gradient_rows` takes this. Raises as a call does, and BackwardBroken.
+        `others` of `flakit.numerics.gradients.gradient_rows` takes this. Raises as a call does, and BackwardBroken if
+        the backward pass raises an error.
         """
         leaves = {name: x.detach().requires_grad_() for name, x in self.op.leaves(inputs).items()}
         o, parts = self(self.op.arguments(leaves, inputs) | {"output_final_state": True})
@@ -175,10 +178,10 @@ class Subject:
 def load(
     subject: str | Callable | Subject, like: str | Operator | None = None, adapter: str | Callable | None = None
 ) -> Subject:
-    """Load a subject: a callable, or a name, "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
+    """Return a `Subject` from a callable or a name: "chunk_rwkv6", "package.module:attribute" or "file.py:attribute".
 
-    adapter: a function, or its name in the same notation; a `Subject` has its own. Raises ValueError if there is no
-    such function.
+    like: as in `Subject`. adapter: a function, or its name in the same notation; ignored if `subject` is a `Subject`.
+    Raises ValueError if there is no such function.
     """
     if isinstance(subject, Subject):
         return subject
@@ -196,13 +199,13 @@ def _quietly(call: Callable) -> object:
 
 
 def _refuses(error: BaseException) -> bool:
-    """Whether an error refuses an argument. Triton wraps the assertions of its kernels."""
+    """Whether an error refuses an argument, rather than being a crash. Triton wraps the assertions of its kernels."""
     asserted = isinstance(error.__cause__, AssertionError) or type(error).__name__ == "CompileTimeAssertionFailure"
     return isinstance(error, REFUSALS) or asserted
 
 
 def _functions(path: Path) -> str:
-    """The public functions of a file as a list in words; parses the file without running it."""
+    """Return the names of a file's public functions, separated by commas; parse the file without running it."""
     if not path.is_file():
         raise ValueError(f"subject: expected a file, {path} does not exist")
     try:
@@ -235,7 +238,7 @@ def _from_file(path: Path, attribute: str, called: str) -> tuple[str, ...]:
 
 
 def import_of(function: Callable, called: str) -> tuple[str, ...]:
-    """The lines with which a script imports a function; a comment if it cannot."""
+    """Return the lines with which a script imports a function as `called`; a comment if it cannot be imported."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or "<" in name or not name:
         return (f"# {called} = ...  (your kernel: it has no name to import it by)",)
@@ -257,7 +260,7 @@ def _like(like: object) -> str | Operator:
 
 
 def _guessed(name: str) -> str:
-    """The operator with the longest name that occurs in a function's name. Raises ValueError if several do, or none."""
+    """Return the longest operator's name that occurs in a function's name. Raises ValueError for none or several."""
     matches = [like for like in known() if like in name.lower()]
     matches = [like for like in matches if not any(like in other and like != other for other in matches)]
     if len(matches) != 1:
@@ -270,6 +273,6 @@ def _first(get: Callable, *names: str) -> object:
 
 
 def words_of(error: BaseException) -> str:
-    """An error in one line: its type and the first line of its message."""
+    """Return an error as one line: its type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'without a message'}"

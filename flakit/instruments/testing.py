@@ -1,4 +1,4 @@
-"""The audit in a test suite of your own: one line turns every probe into a test.
+"""The audit as pytest tests: one line in a test file makes a test of every probe.
 
 from flakit.instruments.testing import audited
 
@@ -24,11 +24,10 @@ def audited(
     shrink: bool = False,
     **how,
 ) -> Callable:
-    """Return a pytest function with a case for every probe; an unsupported probe is skipped, with the reason.
+    """Return a pytest function with a case for every probe; it skips an unsupported probe, with the reason.
 
-    An error in the arguments is raised here, once, and not in each case.
-
-    subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: shrink failures, which takes time.
+    subject, like, adapter, only, how: as `flakit.audit` takes them. shrink: shrink failures, which takes time. Raises
+    an error in these arguments at once, rather than in each case.
     """
     import pytest
 

@@ -1,4 +1,4 @@
-"""Finds where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
+"""`flakit.trace` finds where values stop being finite, in Triton kernels and in PyTorch code, forward and backward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,7 +42,7 @@ def trace(digits: bool = False) -> Iterator[Trace]:
 
 
 def _shadows(result: Trace) -> tuple:
-    """The observers that track digits: of tiles, None without Triton, and of tensors."""
+    """Return the observers that measure lost digits: of tiles, None without Triton, and of PyTorch's tensors."""
     from .digits import Digits
     from .digits_shadow import Ledger
     from .digits_torch import Memory, TorchDigits
@@ -62,7 +62,8 @@ def _shadows(result: Trace) -> tuple:
 
 @contextmanager
 def watching(result: Trace, tiles=None, tensors=None) -> Iterator[None]:
-    """Record in `result` what runs meanwhile; the observers `tiles` and `tensors` are called for every operation."""
+    """Record in `result` what runs in the `with` block; call the observers `tiles` and `tensors` for every operation.
+    Raises RuntimeError if TRITON_INTERPRET=1 was set only after Triton had been imported."""
     with ExitStack() as stack:
         memory: dict[int, list[Site]] = {}
         busy: Callable[[], bool] = lambda: False  # noqa: E731

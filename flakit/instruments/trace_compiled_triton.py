@@ -1,9 +1,9 @@
-"""Watches compiled kernels: each launch also runs a rewritten kernel (`trace_rewrite_triton`) that reports on itself.
+"""Watches compiled kernels for `flakit.trace`: each launch also runs a rewritten kernel that reports bad values.
 
-A rewritten kernel is different code: a compiler may reorder its sums, or compile it wrongly. So the program gets the
-result of the original kernel; the rewritten one works on copies, and its report counts only if it computes the same.
-If it does not, the kernel is rewritten with subsets of the checks, smaller and smaller until each computes the same,
-and their reports are merged. A check that is in no such subset is not measured, and a note says so.
+The rewriting, by `trace_rewrite_triton`, is different code: a compiler may reorder its sums, or compile it wrongly. So
+the program gets the result of the original kernel; the rewritten one works on copies, and its report counts only if it
+computes the same. If it does not, the kernel is rewritten with subsets of the checks, smaller and smaller until each
+computes the same, and their reports are merged. A check in no such subset is not measured, and a note says so.
 """
 
 import inspect
@@ -29,7 +29,8 @@ _DTYPES = {16: "float16", 17: "bfloat16", 32: "float32", 64: "float64"}
 def read(
     trace: Trace, kernel: Rewritten, seen: Tensor, grid: tuple[int, ...], args: dict, memory: dict[int, list[Site]]
 ) -> None:
-    """Add the report of a launch, `seen`, to a trace. args: the kernel's arguments by name; memory: as in `_relate`."""
+    """Add the report of a launch to a trace. seen: the buffer that the rewritten kernel filled. args: the kernel's
+    arguments by name. memory: as in `_relate`."""
     count = len(kernel.checks)
     numbers = seen.cpu().numpy()
     if not numbers[: count * ROW].any():
@@ -62,10 +63,8 @@ def _site(check: Check, row: np.ndarray, first: np.ndarray, lowest: int, grid: t
 
 
 def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memory: dict[int, list[Site]]) -> None:
-    """Set the parents of site i, those that its bad values come from, and how its first bad tile arose.
-
-    memory: the sites that wrote to each storage, by its address. A store or an atomic adds its own site.
-    """
+    """Set the parents of site i, those that its bad values come from, and how its first bad tile arose. memory: the
+    sites that wrote to each storage, by its address. A store or an atomic adds its own site."""
     site, check = sites[i], kernel.checks[i]
     for name in check.reads:
         for j in _definers(name, check.function, i, kernel, sites):
@@ -90,7 +89,8 @@ def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memor
 
 
 def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: dict[int, Site]) -> list[int]:
-    """The bad checks that define a name's value: the last one before this check, or (in a loop) the last of all."""
+    """Return the numbers of the bad checks that define a name's value: the last before this one, or the last in a
+    loop."""
     own = [j for j in sites if kernel.checks[j].function == function and kernel.checks[j].target == name]
     earlier = [j for j in own if j < before]
     if earlier or own:
@@ -104,7 +104,7 @@ def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: d
 
 
 def bound(kernel: JITFunction, args: Sequence, kwargs: dict, grid) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """The arguments of a launch by name, without its options, and its grid."""
+    """Return the arguments of a launch by name, without its options, and its grid."""
     signature = inspect.signature(kernel.fn)
     own = signature.bind(*args, **{name: x for name, x in kwargs.items() if name in signature.parameters})
     own.apply_defaults()
@@ -112,10 +112,8 @@ def bound(kernel: JITFunction, args: Sequence, kwargs: dict, grid) -> tuple[dict
 
 
 class Copies:
-    """Copies of arguments at one moment: tensors that share memory share the copy.
-
-    on_host: copy to the CPU. tensors: what was copied.
-    """
+    """Copies of a launch's arguments at one moment; tensors that share memory share the copy. on_host: copy to the CPU.
+    tensors: the tensors that were copied."""
 
     def __init__(self, on_host: bool = False):
         self.on_host = on_host
@@ -123,7 +121,7 @@ class Copies:
         self._stored: dict[int, UntypedStorage] = {}
 
     def of(self, x: Any) -> Any:
-        """The copy of x, or of its elements; an argument without memory is its own copy."""
+        """Return the copy of x or, for a tuple, of its elements; an argument without memory is returned itself."""
         if isinstance(x, Tensor):
             self.tensors.append(x)
             copy = torch.empty(0, dtype=x.dtype, device="cpu" if self.on_host else x.device)
@@ -136,7 +134,7 @@ class Copies:
         return x
 
     def storage(self, x: Tensor) -> UntypedStorage:
-        """The copy of a tensor's memory."""
+        """Return the copy of a tensor's storage."""
         stored = x.untyped_storage()
         if stored.data_ptr() not in self._stored:
             moves = self.on_host and stored.device.type != "cpu"
@@ -154,7 +152,7 @@ MOST_APART = 2**-6
 
 
 def alike(x: Any, y: Any) -> bool:
-    """Whether two arguments hold the same tensors, up to rounding."""
+    """Whether two arguments hold equal tensors, up to rounding: at most `MOST_APART` of the largest number apart."""
     if type(x) is tuple:
         return all(map(alike, x, y))
     if not isinstance(x, Tensor):
@@ -177,7 +175,7 @@ def watch_parts(
     """Watch a launch in parts of the checks, each small enough that its rewriting computes the same as the kernel.
 
     run_part: launches a part's rewriting, and returns its report and the arguments in which it differs. compile_part:
-    only compiles it. Returns the report of each part, and for each part that differs and cannot be split, in what.
+    only compiles it. Returns the report of each part, and, for each part that differs and cannot be split, in what.
     """
     settled: dict[Part, Tensor] = {}
     not_measured: dict[Part, list[str]] = {}
@@ -207,9 +205,10 @@ def watch_parts(
 
 @contextmanager
 def watch_compiled(trace: Trace, memory: dict[int, list[Site]], instead: str) -> Iterator[Callable[[], bool]]:
-    """Also run compiled kernels in their rewritten form; without a GPU, refuse them and say what to do `instead`.
+    """In the `with` block, also run each compiled kernel in its rewritten form, and add its report to the trace.
 
-    Yields a function that says whether that is going on: PyTorch's operations are then those of the trace.
+    Yields a function that says whether this is going on now: PyTorch's operations are then those of the trace. Without
+    a GPU, a launch raises RuntimeError, whose message says what to do `instead`.
     """
     original = JITFunction.run
     ours: list = []

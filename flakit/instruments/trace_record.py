@@ -1,4 +1,4 @@
-"""The result of a trace: the places where values stopped being finite, how they are related, and the report.
+"""The result of `flakit.trace`: the places where values stopped being finite, how they are related, and the report.
 
 A `Site` is one operation at one place of the source. Many tiles may turn bad there, in many programs of a grid and many
 rounds of a loop: the site stores the first and counts the others. A site's parents are the sites of its operands, so
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class How:
-    """How the first bad tile of a site arose."""
+    """How the first bad tile of a site arose; `WORDS["how"]` describes each. GIVEN: it came from outside the trace."""
 
     BORN, BECAME_NAN, CARRIED, READ, BEYOND, GIVEN, STORED = (
         "born", "became NaN", "carried", "read", "out of bounds", "given", "stored",
@@ -74,7 +74,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the source.
+    """A place in the source of the traced program.
 
     statement: the text of the line. expression: the part of it that was computed, if Python knows it (from 3.11 on).
     kernel: the Triton kernel, "" for PyTorch code. backward: the name of the autograd node, for the gradient of this
@@ -109,7 +109,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand: the range of its finite values, counts of the others, and its value where the result is bad."""
+    """An operand of a bad operation: the range `low` … `high` of its finite values, and counts of NaN and infinities.
+    at: its value in the first bad lane of the result, None if the shapes differ."""
 
     name: str
     low: float
@@ -152,7 +153,7 @@ class Tile:
 
     @property
     def cells(self) -> np.ndarray:
-        """0, infinity or NaN for each lane; if `lanes` is None, only the first bad lane is set."""
+        """A number for each lane: 0, infinity or NaN. If `lanes` is None, only the first bad lane is set."""
         lanes = self.lanes
         if lanes is None:
             lanes = np.zeros(self.shape, np.int8)
@@ -161,7 +162,7 @@ class Tile:
 
     @property
     def what(self) -> str:
-        """inf, NaN or both."""
+        """A word for the bad values: "inf", "NaN" or both."""
         return say(" and ").join(word for word, n in (("inf", self.inf), ("NaN", self.nan)) if n)
 
 
@@ -194,7 +195,7 @@ class Site:
             parent.children.append(self)
 
     def count(self, nan: int, inf: int, program: tuple[int, ...] | None = None) -> None:
-        """Count another bad tile."""
+        """Record another bad tile, with its counts of NaN and infinite lanes."""
         self.tiles += 1
         self.nan += nan
         self.inf += inf
@@ -213,12 +214,12 @@ class Site:
 
     @property
     def stores(self) -> list["Site"]:
-        """The stores that its bad values reach."""
+        """The sites of stores that this site's bad values reach."""
         return [site for site in self.family() if site.how == How.STORED]
 
     @property
     def dropped(self) -> dict[tuple[Place, str], int]:
-        """Number of lanes of this site and its descendants that were masked, by place."""
+        """The number of lanes of this site and its descendants that were masked, by (place, operation)."""
         counts: Counter[tuple[Place, str]] = Counter()
         for site in self.family():
             counts.update(site.masked)
@@ -265,7 +266,7 @@ class Headroom:
 
 @dataclass
 class Access:
-    """Loads or stores of a line outside the tensor to which they belong.
+    """Loads or stores of one line outside the tensor to which they belong.
 
     beyond: elements from the tensor's nearer end, negative before its start.
     within: inside the tensor's storage all the same (it is a view of a larger one), so that a trace performs it;
@@ -288,13 +289,13 @@ class Access:
 
 
 class Report:
-    """A report with notes; prints as rich does, 120 columns, no colours."""
+    """Base class of printed reports, with notes: text of 120 columns without colours."""
 
     def __init__(self):
         self.notes: list[str] = []
 
     def note(self, words: str) -> None:
-        """Add a note, once."""
+        """Add a note to the report, unless it has the same one already."""
         if words not in self.notes:
             self.notes.append(words)
 
@@ -308,7 +309,7 @@ class Report:
 
 
 def grid(rows: Iterable[Sequence[str | Text]], bold: str = "") -> Table:
-    """Lay out rows of cells in columns, indented, without rules. bold: the first cell of the rows to set in bold."""
+    """Return rows of cells in indented columns, without rules. bold: the first cell of rows to set in bold."""
     table = Table.grid(padding=(0, 2))
     for first, *others in rows:
         style = "bold" if bold and first == bold else ""
@@ -317,7 +318,7 @@ def grid(rows: Iterable[Sequence[str | Text]], bold: str = "") -> Table:
 
 
 def section(title: str, rows: Sequence[Sequence[str | Text]], more: str, most: int = 8) -> Iterator[RenderableType]:
-    """Yield a title, the first `most` rows, and how many `more` there are. Without rows yield nothing."""
+    """Yield a title, the first `most` rows, and how many `more` there are; yield nothing without rows."""
     if rows:
         yield Text(f"\n{title}", style="bold")
         yield grid(rows[:most])
@@ -337,11 +338,10 @@ def place_rows(place: Place, where: str, expression: bool = True) -> list[tuple[
 class Trace(Report):
     """The result of `flakit.trace`; rich, `print` and the command line print the same report.
 
-    first: the site of the first non-finite tile, None if all were finite.
-    sites: every site, in the order in which they turned bad. headroom: one entry a line, the tightest first.
-    accesses: loads and stores out of bounds. notes: limits of the trace itself. grids: the grid of each kernel.
-    operations: how many operations of PyTorch returned floating-point numbers.
-    digits: which lines lost digits, None if not requested.
+    first: the site of the first non-finite tile, None if all were finite. sites: every site, in the order in which they
+    turned bad. headroom: one entry a line, the tightest first. accesses: loads and stores out of bounds. notes: limits
+    of the trace itself. grids: the grid of each kernel. operations: how many operations of PyTorch returned
+    floating-point numbers. digits: which lines lost digits, None if not requested.
     """
 
     def __init__(self):
@@ -454,10 +454,8 @@ class Trace(Report):
         return trace
 
     def picture(self) -> "Canvas":
-        """Draw the first bad tile, the programs of its grid, the family tree, and the headroom of each exponential.
-
-        If all was finite, the tile of the exponential with the least headroom; ValueError if there was none.
-        """
+        """Draw the first bad tile, the programs of its grid, the family tree, and the headroom of each exponential. If
+        all was finite, draw the tile of the exponential with the least headroom; raises ValueError without one."""
         from ..figures.trace import TraceFigure
 
         if not self.sites and not self._headroom:
@@ -635,7 +633,7 @@ def _tuple(x: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _runs(lanes: np.ndarray | None) -> list[list[int]] | None:
-    """Return the runs of equal lanes, [value, length] each."""
+    """Return the runs of equal lanes, [value, length] each; None without lanes."""
     if lanes is None:
         return None
     flat = lanes.reshape(-1)
@@ -688,7 +686,7 @@ def _node(site: Site) -> str:
 
 
 def operand(name: str, x: np.ndarray, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
-    """Describe an operand of a tile whose first bad lane is `index`."""
+    """Describe an operand, the values x, of a tile of this shape whose first bad lane is `index`."""
     finite = np.isfinite(x)
     nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
     values = x[finite]

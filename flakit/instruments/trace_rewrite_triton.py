@@ -1,4 +1,4 @@
-"""Rewrites a kernel's source so that the kernel reports on itself.
+"""Rewrites a Triton kernel's source so that it reports non-finite values, for traces of compiled kernels.
 
 A check follows each assignment of a float tile and surrounds each store; it compiles to nothing if a value is no float
 tile. Loads, exponentials and products inside a larger expression are assigned to names first, so that each has a check
@@ -110,10 +110,10 @@ def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its place, the value that it checks, and the names in its expression.
+    """One check in the rewritten kernel: its place, the operation that it checks, and the names that this `reads`.
 
     function: the kernel or helper. target: the assigned name, "" for a store and a returned value. into: the kernel's
-    argument of the load or store, "x or y" if a helper is called with both.
+    argument of the load or store, "x or y" if a helper is called with both. calls: the helpers that it calls.
     """
 
     place: Place
@@ -127,7 +127,8 @@ class Check:
 
 @dataclass
 class Rewritten:
-    """A kernel that reports on itself; `run` takes `seen` before the kernel's own arguments."""
+    """A kernel that reports on itself. `kernel` takes the buffer `seen` before the arguments of the original,
+    `plain`."""
 
     plain: object
     kernel: object
@@ -138,7 +139,7 @@ class Rewritten:
     """The parts, together all checks, in which a launch with these dtypes was last watched."""
 
     def with_part(self, part: Part) -> "Rewritten":
-        """The same kernel with a subset of the checks, which keep their numbers."""
+        """Return the same kernel with a subset of the checks, which keep their numbers."""
         return self if part == ALL else _rewritten(self.plain, part)
 
     @property
@@ -157,7 +158,7 @@ class Rewritten:
         return [(j, finer) for j in range(i, min(finer, sites), n)] if i + n < sites else []
 
     def merged(self, seen: list[Tensor]) -> Tensor:
-        """Merge the reports of rewritings with different checks, as if one had all of them."""
+        """Return the reports of rewritings with different checks as one report. seen: their buffers."""
         total = seen[0].clone()
         first = total[len(self.checks) * ROW :: len(self.checks) + 1]  # of each program, its first site + 1
         for other in seen[1:]:
@@ -173,7 +174,7 @@ class Rewritten:
 
 
 def _preceded(visit: Callable) -> Callable[["_Watch", Any], list[ast.stmt]]:
-    """Precede the statements that a visit returns by those that give their expressions names."""
+    """Decorate a visit, so that statements that assign its subexpressions to names precede those that it returns."""
 
     def visit_with_names(self: "_Watch", node: ast.stmt) -> list[ast.stmt]:
         outer, self.before = self.before, []
@@ -185,7 +186,7 @@ def _preceded(visit: Callable) -> Callable[["_Watch", Any], list[ast.stmt]]:
 
 
 class _Watch(ast.NodeTransformer):
-    """Adds the checks to one function."""
+    """Adds the checks to the syntax tree of one function."""
 
     def __init__(self, kernel: str, function, space: dict, first: int, rewriting: "_Rewriting"):
         self.kernel, self.name, self.file = kernel, function.__name__, inspect.getsourcefile(function) or ""
@@ -206,8 +207,7 @@ class _Watch(ast.NodeTransformer):
         return None
 
     def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Add a check and return its number. into: this function's names of the memory; `_Rewriting` adds
-        the kernel's."""
+        """Add a check and return its number. into: this function's names of the memory, not yet the kernel's."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
         self.rewriting.checks.append(check)
@@ -255,7 +255,7 @@ class _Watch(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
     def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
-        """The parameters of this function into which pointers may point; several if one of them is selected."""
+        """Return the parameters of this function into which pointers may point; several if one of them is selected."""
         for node in ast.walk(pointers):
             if isinstance(node, ast.Call) and len(node.args) == 3:
                 chosen = self.resolve(node.func)
@@ -351,7 +351,8 @@ class _Watch(ast.NodeTransformer):
         return [node] if name.startswith(("static_", "device_")) else [ast.Expr(self.visit(call))]
 
     def into_memory(self, node: ast.Expr, call: ast.Call, name: str) -> list[ast.stmt]:
-        """A tl.store or tl.atomic_add: its arguments get names first, and its value a check."""
+        """Return the statements for a tl.store or tl.atomic_add, with names for its arguments and a check of its
+        value."""
         text, parameters = ast.unparse(call), ("pointer", "val" if name == "atomic_add" else "value", "mask")
         passed: dict[Any, Any] = {**dict.fromkeys(parameters), **{x.arg: x.value for x in call.keywords}}
         passed |= zip(parameters, call.args, strict=False)
@@ -390,7 +391,7 @@ class _Watch(ast.NodeTransformer):
 
 
 class _Rewriting:
-    """Rewrites a kernel and the helpers that it calls, with a part of the checks; other changes do not depend on it."""
+    """Rewrites a kernel and the helpers that it calls, with a part of the checks; the part changes nothing else."""
 
     def __init__(self, kernel, part: Part):
         self.part = part
@@ -409,7 +410,7 @@ class _Rewriting:
             space.update({name: function for name, function in self.functions.items() if name in space})
 
     def arguments_of(self, name: str, function: str, depth: int = 8) -> list[str]:
-        """The kernel's arguments that callers pass to a function under a name."""
+        """Return the kernel's arguments that callers pass to a function under a name."""
         if function == self.kernel.fn.__name__:
             return [name] if name in self.parameters else []
         calls = [passed.get(name, ()) for _, helper, passed in self.passed if helper == function]
@@ -455,7 +456,7 @@ class _Rewriting:
 
 
 def rewritten(kernel) -> Rewritten:
-    """Rewrite a kernel so that it reports on itself, with `seen` before its other arguments."""
+    """Return a kernel rewritten to report on itself, with all checks; it takes `seen` before its other arguments."""
     return _rewritten(kernel, ALL)
 
 
@@ -475,7 +476,7 @@ def _of_triton(x: object) -> bool:
 
 
 def _not_constant(function) -> frozenset[str]:
-    """The parameters of a function that are not compile-time constants."""
+    """Return the parameters of a function that are not compile-time constants."""
     parameters = inspect.signature(function).parameters.values()
     return frozenset(p.name for p in parameters if "constexpr" not in str(p.annotation))
 
@@ -495,7 +496,7 @@ def _names(node: ast.AST) -> tuple[str, ...]:
 
 
 def _calls(node: ast.AST) -> tuple[str, ...]:
-    """The names of the helpers that an expression calls."""
+    """Return the names of the helpers that an expression calls."""
     called = (x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name))
     return tuple(name.removesuffix("_traced") for name in called if name.endswith("_traced"))
 

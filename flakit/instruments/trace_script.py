@@ -1,4 +1,4 @@
-"""Run a script under `flakit.trace`, as `flakit trace` does in a process of its own."""
+"""Runs a script under `flakit.trace`, in a process of its own, for the command `flakit trace`."""
 
 import argparse
 import json
@@ -14,10 +14,8 @@ FINITE, FOUND, COULD_NOT_RUN = 0, 1, 2
 
 
 def start(script: str, arguments: Sequence[str], *options: str, interpret: bool = False) -> int:
-    """Run `main` in a new process and return its exit status; with Triton's interpreter on request or without a GPU.
-
-    script: a file, or, with the option --module, the name of a module.
-    """
+    """Run `main` in a new process, with Triton's interpreter on request or without a GPU, and return its exit status.
+    script: a file or, with the option --module, the name of a module. arguments: its own. options: those of `main`."""
     import torch
 
     # The interpreter is numpy, which warns of the very infinities that a trace looks for.
@@ -29,10 +27,10 @@ def start(script: str, arguments: Sequence[str], *options: str, interpret: bool 
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Trace the script, print the report and return the exit status.
+    """Trace the script, print the report and return the exit status. words: the command line, default this process's.
 
-    0: every value is finite and every access in bounds (and, with --digits, every result accurate). 1: not so.
-    2: nothing ran, or the script did not reach its end; the report covers what did run.
+    0: every value is finite and every access in bounds (and, with --digits, every result accurate). 1: not so. 2:
+    nothing ran, or the script did not reach its end; the report covers what did run.
     """
     parser = argparse.ArgumentParser(prog="flakit trace")
     parser.add_argument("--json", type=Path)
@@ -71,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> str | None:
-    """Run the script; return how it ended, None if it reached its end."""
+    """Run the script; return how it ended ("RuntimeError", for example), None if it reached its end."""
     sys.argv = [args.script, *args.arguments]
     try:
         if args.module:

@@ -1,4 +1,4 @@
-"""Watches every operation of PyTorch: in the forward pass, in the backward pass and inside custom operators.
+"""Watches every operation of PyTorch for `flakit.trace`: forward, backward and inside custom operators.
 
 A dispatch mode sees each operation with its operands and its result. If autograd calls the operation, no Python line
 does; its node knows the line of the forward pass to which it belongs.
@@ -29,10 +29,10 @@ _FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(contextlib.__fil
 
 
 class TorchWatch(TorchDispatchMode):
-    """Records what PyTorch computes. memory: by a storage's address, the sites of its bad values.
+    """Records in a trace where PyTorch computes values that are not finite. memory: sites by a storage's address.
 
-    busy: whether an interpreted kernel is running; copies to the host are then the interpreter's.
-    digits: an observer of every operation, which may replace its result.
+    busy: whether an interpreted kernel is running; copies to the host are then the interpreter's. digits: an observer
+    of every operation, which may replace its result.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TorchWatch(TorchDispatchMode):
         return out
 
     def _within(self, func) -> Callable:
-        """Call a custom operation below its own entry in the dispatcher, so that its inside is watched as well."""
+        """Return a call of a custom operation below its dispatcher entry, so that its inside is watched as well."""
         keys, Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 
         def call(*args, **kwargs):
@@ -209,7 +209,7 @@ def _bad(x: Tensor) -> bool:
 
 
 def _worse(x: Tensor) -> bool:
-    """Whether it holds a bad value other than the -inf of masks."""
+    """Whether x has a bad value other than the -inf of masks."""
     return bool((x.isnan() | (x == math.inf)).any())
 
 
@@ -238,7 +238,7 @@ _FILE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n')
 
 
 def _forward_line(node) -> tuple[str, int]:
-    """The file and line of the forward pass that created an autograd node; "" if unknown."""
+    """Return the file and line of the forward pass that created an autograd node; ("", 0) if unknown."""
     for entry in reversed(node.metadata.get("traceback_", ())):
         match = _FILE.search(entry)
         if match and not match[1].startswith(_FOLDERS):

@@ -1,4 +1,4 @@
-"""Watches Triton's interpreter: every tile that it computes, every address that it accesses.
+"""Watches Triton's interpreter for `flakit.trace`: every tile that it computes, every address that it accesses.
 
 The interpreter is numpy behind `InterpreterBuilder.create_*`. Wrappers around these show each operation with its
 operands and its result for the time of a trace, and Python's frames name the line that called it. None of this is
@@ -45,7 +45,7 @@ _ONE_TRACE = threading.RLock()
 
 
 def private_names() -> SimpleNamespace:
-    """The private names of the interpreter that a trace needs. Raises RuntimeError if one is missing."""
+    """Return the private names of the interpreter that a trace needs. Raises RuntimeError if one is missing."""
     import triton.language as tl
 
     try:
@@ -78,10 +78,8 @@ def private_names() -> SimpleNamespace:
 def watch_interpreter(
     trace: Trace, memory: dict[int, list[Site]], digits: "TileDigits | TileRounding | None" = None
 ) -> Iterator["InterpreterWatch"]:
-    """Record what interpreted kernels do meanwhile. memory: by a storage's address, the sites of its bad values.
-
-    digits: an observer of every operation, which may replace its result.
-    """
+    """Record in a trace what interpreted kernels do in the `with` block. memory: by a storage's address, the sites of
+    its bad values. digits: an observer of every operation, which may replace its result."""
     watch = InterpreterWatch(trace, memory, private_names(), digits)
     with _ONE_TRACE:
         try:
@@ -115,7 +113,7 @@ class InterpreterWatch:
 
     @property
     def program(self) -> tuple[int, ...]:
-        """The program that is running."""
+        """The index in the grid of the program that is running."""
         return _plain(self.names.builder.grid_idx)
 
     # --- taking hold ------------------------------------------------------------------------------------------------
@@ -195,7 +193,7 @@ class InterpreterWatch:
     # --- the operations ---------------------------------------------------------------------------------------------
 
     def _moving(self, original, kind: str):
-        """Wrap an operation that moves values without computing: the result has the state of the operand."""
+        """Wrap an operation that moves values without computing: the result has the operand's site and argument."""
 
         def move(builder, *args):
             out = original(builder, *args)
@@ -213,7 +211,7 @@ class InterpreterWatch:
         return move
 
     def _turning(self, original):
-        """Compute `x.T` with the builder, which the interpreter bypasses."""
+        """Wrap Triton's patching of its tensors, so that `x.T` calls the builder, which the interpreter bypasses."""
         builder, tl = self.names.builder, self.names.language
 
         def turned(tensor):
@@ -285,7 +283,7 @@ class InterpreterWatch:
         return apply
 
     def _again(self, original, reduction, input):
-        """The same reduction of other numbers, in float64 if they are; None if that is impossible."""
+        """Return a function that applies the same reduction to float64 numbers; it returns None where it cannot."""
         tl, Handle, double = self.names.language, self.names.Handle, self.names.float64
 
         def again(numbers: list) -> list[np.ndarray] | None:
@@ -305,7 +303,7 @@ class InterpreterWatch:
         return again
 
     def _values(self, handle) -> Any:
-        """The numbers of a float tile; None for anything else."""
+        """Return the numbers of a float tile, bfloat16 as float32; None for anything else."""
         data = handle.data
         if data.dtype.kind == "f":
             return data
@@ -362,7 +360,7 @@ class InterpreterWatch:
         return How.CARRIED
 
     def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
-        """Count the lanes of bad operands that the result drops."""
+        """Record the lanes of bad operands that the result of an operation drops."""
         if operation == "where":
             condition, one, other = args
             for y, lanes in ((one, condition.data), (other, ~condition.data.astype(bool))):
@@ -394,14 +392,14 @@ class InterpreterWatch:
         return through
 
     def _base(self, pointers) -> "tuple[_Argument, ...]":
-        """The arguments into which pointers may point; empty if unknown."""
+        """Return the arguments into which pointers may point; empty if unknown."""
         return pointers.__dict__.get("base") or self._block_base or self._pointed_to(pointers)
 
     def _pointed_to(self, pointer) -> "tuple[_Argument, ...]":
         return self._tensors.get(int(pointer.data.reshape(-1)[0]), ()) if pointer.data.size == 1 else ()
 
     def _inside(self, operation: str, pointers, mask) -> tuple["list[_Touched]", np.ndarray | None]:
-        """The arguments that an access touches, each with its lanes, and the lanes to suppress, None for none."""
+        """Return the arguments that an access touches, each with its lanes, and the lanes to suppress or None."""
         base = self._base(pointers)
         if not base:
             return [], None
@@ -534,7 +532,7 @@ class InterpreterWatch:
     # --- keeping ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[tuple, Place]:
-        """The current place in the kernel: a key, and the place with its callers."""
+        """Return the current place in the kernel: a key, and the `Place` with its callers."""
         frame = outside(sys._getframe(1), self._folders)
         inner, calls, via = frame, [], []
         while frame is not None and frame.f_code is not self._launcher:

@@ -1,4 +1,4 @@
-"""The float64 truth of a setting, computed once for each."""
+"""The float64 truth of a setting, with which the audit compares a subject; computed once per setting and cached."""
 
 import functools
 
@@ -15,10 +15,8 @@ SETTINGS = 2048
 
 
 class Truth:
-    """The outputs and gradients of an operator at one setting, in float64.
-
-    values: by name, as `flakit.truth` names them. total: the largest sum of log decays over the sequence, as a size.
-    """
+    """The outputs and gradients of an operator at one setting, in float64. values: by name, as `flakit.truth` names
+    them. total: the largest |sum of log decays| of a channel over the sequence."""
 
     @one_thread()
     def __init__(self, op: Operator, setting: Setting, device: str):
@@ -31,7 +29,7 @@ class Truth:
     @functools.cached_property
     @one_thread()
     def units(self) -> dict[str, Tensor]:
-        """How far rounding of the inputs moves each value, as `budget.units` measures it; slow."""
+        """How far rounding of the inputs moves each value, from `budget.units`; slow, so computed at first use."""
         if self.setting.no_decay:  # means of so many tokens do not cancel
             return {name: torch.zeros_like(y) for name, y in self.values.items()}
         return units(self.op, *self._inputs(), self.values)
@@ -43,7 +41,7 @@ class Truth:
 
 
 def truth_of(op: Operator, setting: Setting, device: str, power: float | None = None) -> Truth:
-    """The truth of a setting, from the cache if it is there; the default scale is K ** power, None: the operator's."""
+    """Return the `Truth` of a setting, cached. power: the default scale is K ** power; None for the operator's own."""
     if setting.scale is None and power is not None:
         setting = setting.without(scale=float(setting.K) ** power)
     return _cached(op, _same_values(setting), device)
@@ -53,16 +51,14 @@ _cached = functools.lru_cache(maxsize=SETTINGS)(Truth)
 
 
 def _same_values(setting: Setting) -> Setting:
-    """The plainest setting with the same truth: layouts, pieces and slices do not change it."""
+    """Return the plainest setting with the same truth, the cache's key: layouts, pieces and slices do not change it."""
     plain = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False, slices=None)
     return plain.without(states="contiguous") if plain.states == TRANSPOSED else plain
 
 
 def _running_means(op: Operator, x: dict, arriving: Arriving) -> dict[str, Tensor]:
-    """GSA without a decay: slot m at token t holds the mean of all writes up to t, weighted by e^s.
-
-    As decays, these are log(sum of e^s before t) - log(sum up to t), and each write is e^s over that sum.
-    """
+    """Return GSA's truth without a decay: slot m at token t holds the mean of all writes up to t, weighted by e^s. It
+    is computed with decays log(sum of e^s before t) - log(sum up to t), and writes e^s / (sum up to t)."""
     s = x["s"].detach().double().requires_grad_()
     total = s.logcumsumexp(1)
     g = torch.cat((torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]), 1)  # token 0 has nothing to forget

@@ -1,4 +1,4 @@
-"""A kernel written a few lines a cell: puts a learner's lines into a file with loads and stores, runs and traces it.
+"""Runs a learner's lines of a Triton kernel, interpreted and traced. The lessons on the chunked kernel use it.
 
     def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
         return tl.dot(…)
@@ -77,6 +77,7 @@ _GIVEN = Path(__file__).with_name("workbench_triton.py")
 class Run:
     """The result of one run of the kernel.
 
+    decay: the requested natural-log decay per token. trace: the `Trace` of the run.
     o, expected: the output of the last head, [T, V]: the kernel's in float32 and the true one in float64.
     error: the relative L2 error of o, NaN or infinite if o is not finite.
     yours: o, or the ... of an empty answer if lines are missing or nothing ran.
@@ -93,14 +94,12 @@ class Run:
 
     @property
     def finite(self) -> bool:
-        """Whether the output is."""
+        """Whether every element of the output is finite."""
         return bool(np.isfinite(self.o).all())
 
     def picture(self, before: "Run | None" = None) -> "Picture":
-        """Draw your output, the expected one and their difference; an empty frame if there is none of yours.
-
-        before: another run at this decay, whose output comes first.
-        """
+        """Draw the learner's output, the expected one and their difference; an empty frame without an output of theirs.
+        before: another run at this decay, whose output comes first."""
         from ..figures.plots import beside
 
         yours = ... if self.yours is ... else self.o.T
@@ -108,7 +107,7 @@ class Run:
         return beside(yours, self.expected.T, rows="channel", columns="token", before=first)
 
     def compared(self) -> "Picture":
-        """Draw the computed output, whoever's lines ran, beside the expected one."""
+        """Draw the computed output beside the expected one, whoever wrote the lines that ran."""
         from ..figures.plots import matrices
 
         largest = float(np.abs(self.expected).max())
@@ -117,8 +116,8 @@ class Run:
 
     @property
     def lossy(self) -> object:
-        """For a run with digits, the lines that lost them, "none" for none; the ... of an empty answer if lines of
-        yours are missing."""
+        """For a run with digits, the source lines that lost them, as text, "none" for none; the ... of an empty answer
+        if the learner's lines are missing."""
         if self.yours is ...:
             return ...
         assert self.trace.digits is not None  # of a run with digits
@@ -128,7 +127,7 @@ class Run:
 
     @property
     def words(self) -> str:
-        """A sentence on the output."""
+        """A sentence on the output: finite or not, and its relative error."""
         if self.finite:
             words = f"finite, with a relative error of {in_words(self.error)}"
         else:
@@ -141,7 +140,7 @@ class Run:
 
 
 def inputs(decay: float) -> dict[str, Tensor]:
-    """The inputs of the kernel: two chunks, four heads of 16 channels, each with its share of the decay (PACES)."""
+    """Return the inputs of the kernel: two chunks, four heads of 16 channels; head n has `PACES[n]` times the decay."""
     x = make_inputs("rwkv6", T=2 * CHUNK, H=len(PACES), K=16, V=16, decay=decay)
     return x | {"w": x["w"] * torch.tensor(PACES, device="cpu")[:, None]}
 
@@ -151,10 +150,11 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
 
     decay: natural-log decay <= 0 per token of the last head.
     lines: functions named as in PIECES, in place of ours. One that still has a `...` is replaced by ours, the scores by
-        those of `way`, and the run says so.
+        those of `way`, and the run says so. way: the scores' anchor, of `WAYS`.
     digits: also find the lines that lose digits; products are then rounded as on a GPU.
     products: the precision of `tl.dot` in our lines: "ieee", or "tf32" as on tensor cores.
-    Raises RuntimeError, with the line, if the kernel fails.
+
+    Raises ValueError for an argument out of range, RuntimeError, with the line, if the kernel fails.
     """
     one_of("way", way, WAYS)
     if not decay <= 0:
@@ -173,14 +173,15 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
-    """As `run`, and return the trace alone."""
+    """As `run`, but return the trace alone."""
     if not has_triton():
         return _recorded(decay, way, digits=digits, products=products, with_output=False)[1]
     return _interpreted(float(decay), source(*lines, way=way, products=products), digits)[1]
 
 
 def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
-    """The text of the file: imports, the three pieces, the learner's or ours, and the kernel that calls them."""
+    """Return the text of the file to run: imports, the functions of `PIECES`, each the learner's or ours, the
+    kernel."""
     one_of("products", products, PRODUCTS)
     own, _ = _answered(lines)
     ours = {name: text.replace('="ieee"', f'="{products}"') for name, text in _ours().items()}
@@ -191,7 +192,7 @@ def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
 
 
 def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: str | None = None) -> str:
-    """Return the source with the line numbers that traces cite. only: that of the function of this name."""
+    """Return the source with the line numbers that traces cite. only: show this function alone."""
     file = source(*lines, way=way, products=products)
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:
@@ -207,7 +208,8 @@ def answered(*lines: Callable) -> bool:
 
 
 def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
-    """The smallest |decay| at which a "tile" and the "output" are not finite, to half a percent; inf for none."""
+    """Return the smallest |decay| at which a "tile" and the "output" are not finite, within half a percent; inf for
+    none."""
     if not has_triton():
         row = _recording().select(way=way)[0]
         return {name: row[f"{name}_onset"] for name in ("tile", "output")}
@@ -226,7 +228,8 @@ def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
 
 
 def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
-    """The text of the functions with an answer, and the names of those without."""
+    """Return the text of the functions without a `...`, by name, and the names of the others. Raises ValueError for a
+    function that is not one of `PIECES`."""
     own, empty = {}, []
     for function in lines:
         name = getattr(function, "__name__", None)
@@ -243,7 +246,7 @@ def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
 
 @functools.lru_cache(maxsize=1)
 def _ours() -> dict[str, str]:
-    """The text of each function in our file."""
+    """Return the text of each function in `workbench_triton.py`, by name."""
     text = _GIVEN.read_text(encoding="utf-8")
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     return {node.name: ast.get_source_segment(text, node) or "" for node in functions}
@@ -269,7 +272,7 @@ def _interpreted(decay: float, text: str, digits: bool = False) -> tuple[np.ndar
 
 
 class _Process:
-    """A process with Triton's interpreter that starts at the first request and answers one after the other."""
+    """A process with Triton's interpreter that starts at the first request and answers one request after another."""
 
     def __init__(self):
         self._process: subprocess.Popen | None = None
@@ -308,7 +311,7 @@ _PROCESS = _Process()
 
 
 def main() -> None:
-    """Answer requests, a line of JSON each, until the input ends."""
+    """Answer requests from standard input, a line of JSON each, until the input ends; `_Process` starts this."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a kernel may print, which is no answer
     for line in sys.stdin:
@@ -338,7 +341,7 @@ def _launch(path: Path, decay: float, digits: bool) -> tuple[Tensor, Trace]:
 
 
 def _failure(error: BaseException, path: Path) -> str:
-    """An error, and the line of the file at which it occurred."""
+    """Return an error as text, with the line of the file at which it occurred."""
     while error.__cause__ is not None:
         error = error.__cause__
     words = f"{type(error).__name__}: {error}"

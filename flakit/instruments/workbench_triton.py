@@ -1,14 +1,13 @@
 """RWKV6 forward in chunks, as a lesson writes it: loads and stores, and four ways to form the scores of a chunk.
 
-`workbench` makes a file of it with one of the four, or with lines of one's own. One program goes through one head,
-chunk after chunk, with the state in registers. Over a chunk, with gi the cumulative log decay up to each token and ge
-that before it:
+`workbench` makes a file of it with one of the four, or with a learner's lines. One program goes through one head, chunk
+after chunk, with the state in registers. Over a chunk, with gi the cumulative log decay up to each token and ge that
+before it:
 
     o = A v + (r e^{ge}) S          A_ij = sum_c r_ic k_jc e^{ge_ic - gi_jc} for j < i,  A_ii = sum_c r_ic u_c k_ic
     S <- e^{all} S + (k e^{all - gi})^T v          all: the chunk's whole decay
 
-A way differs from the others in the row n of gi, its anchor, about which e^{ge_i - gi_j} becomes e^{ge_i - n} times
-e^{n - gi_j}.
+The four differ in the row n of gi, the anchor, about which e^{ge_i - gi_j} becomes e^{ge_i - n} times e^{n - gi_j}.
 """
 
 import triton

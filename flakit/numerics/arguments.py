@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def plain(x: Any) -> Any:
-    """Return the value of a numpy scalar or of a tensor or array without axes; anything else as it is."""
+    """Return a numpy scalar, or a tensor or array without axes, as a Python number or bool; anything else unchanged."""
     return x.item() if isinstance(x, (np.generic, np.ndarray, Tensor)) and x.ndim == 0 else x
 
 
@@ -38,7 +38,7 @@ def whole_number(name: str, x: object, least: int = 1) -> int:
 
 
 def flag(name: str, x: object, instead: str = "") -> bool:
-    """Return x as a bool. instead: advice in the error for values that belong elsewhere."""
+    """Return x as a bool; raises TypeError for anything else. instead: advice to add to the error's message."""
     value = plain(x)
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False{instead}, got {shown(x)}")
@@ -67,14 +67,14 @@ def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
 
 
 def real_tensor(name: str, x: object) -> Tensor:
-    """Return x, a tensor of real numbers; conversion to float64 would drop the imaginary part of a complex one."""
+    """Return x. Raises TypeError unless it is a tensor of real numbers: float64 would drop an imaginary part."""
     if not isinstance(x, Tensor) or x.is_complex():
         raise TypeError(f"{name}: expected a tensor of real numbers, got {shown(x)}")
     return x
 
 
 def shown(x: object) -> str:
-    """Describe a value in a few words, for an error."""
+    """Describe a value in a few words for an error message: a tensor by shape and dtype, others by a short repr."""
     if isinstance(x, (Tensor, np.ndarray)):
         kind = "a tensor" if isinstance(x, Tensor) else "an array"
         return f"{kind} {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
@@ -88,7 +88,7 @@ def named_function(name: str, argument: str) -> Callable:
     """Import the function named by "package.module:attribute" or "file.py:attribute".
 
     A file is imported as scripts in its folder would import it, so that its objects belong to an importable module.
-    Raises ValueError where there is no such function.
+    Raises ValueError if there is no such function. argument: the name of the caller's argument, for its message.
     """
     place, _, attribute = name.rpartition(":")
     try:

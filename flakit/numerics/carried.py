@@ -13,5 +13,5 @@ IN_CHECKOUT = not _INSIDE.is_dir()
 
 
 def folder(name: str) -> Path:
-    """Return the folder "notebooks" or "data"."""
+    """Return the path of the folder "notebooks" or "data", in the checkout or in the installed package."""
     return (PACKAGE.parent if IN_CHECKOUT else _INSIDE) / name

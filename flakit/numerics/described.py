@@ -55,7 +55,7 @@ class Output(NamedTuple):
 
 def output(returned: Any, whose: str = "") -> Output:
     """Return o and the final state (or None) of a function's result: o, a tuple that begins with o and the final state,
-    or an object with these names. whose: begins the error for anything else."""
+    or an object with these names. Raises TypeError for anything else. whose: the beginning of its message."""
     if isinstance(returned, Tensor):
         return Output(returned, None)
     if isinstance(getattr(returned, "o", None), Tensor):
@@ -68,7 +68,7 @@ def output(returned: Any, whose: str = "") -> Output:
 class Called:
     """A function called like an operator: with the tensors by name if its signature has these names, else in order.
 
-    tensors, states: names; axes: of each; constants: further arguments, passed if the signature names them.
+    tensors, states: names. axes: of each, "B T H K". constants: further arguments, passed if the signature names them.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Called:
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def on(self, tensors: Mapping[str, Tensor], scale: float | None, state: object) -> Output:
-        """Call the function with a scale and a state in its own form; return o and the final state, if it has one."""
+        """Call the function with a scale and a state, if it takes them; return o and the final state or None."""
         options = {"scale": scale, "initial_state": state, "output_final_state": True if self.states else None}
         options = {name: x for name, x in options.items() if x is not None and (name in self.named or self.all)}
         return self.call(tensors, options)
 
     def call(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Output:
-        """Call the function with these options, which override the constants; return o and the final state."""
+        """Call the function with these options, which override the constants; return o and the final state or None."""
         options = {**{name: x for name, x in self.constants.items() if name in self.named}, **options}
         if set(self.tensors) <= self.named:
             returned = self.function(**tensors, **options)
@@ -104,7 +104,7 @@ class Called:
         return result
 
     def zeros(self, tensors: Mapping[str, Tensor], names: Iterable[str], sequences: int | None = None) -> list[Tensor]:
-        """Return zeros of the shapes that these states, or o, have with these tensors. sequences: N, default B."""
+        """Return zeros in the shapes of the named states or outputs. sequences: N of packed sequences; default B."""
         size: dict[str, int] = {}
         for name in self.tensors:
             size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)
@@ -121,7 +121,7 @@ class Called:
 
 
 class Kernel(Called):
-    """A form of a described operator, with the arguments and results of flakit's own operators."""
+    """A user's kernel as a form of an operator, called with the arguments of flakit's own operators, all by name."""
 
     def __call__(self, *, output_final_state: bool = False, **args) -> Output:
         tensors = {name: args.pop(name) for name in self.tensors}
@@ -134,7 +134,7 @@ class Kernel(Called):
 
 
 class Naive(Called):
-    """The reference as a form, for any dtype and packed sequences."""
+    """The reference as a form of a described operator, for any dtype and packed sequences."""
 
     def __call__(self, *, output_final_state: bool = False, **args) -> Output:
         """Compute in float64 for float64 inputs, else in float32; o has the dtype of the first tensor."""
@@ -160,10 +160,8 @@ class Naive(Called):
 
 
 class ByAutograd(Called):
-    """`forward` and `backward` of a reference from a function with a forward only.
-
-    Gradients come from automatic differentiation, in the dtype of the tensors.
-    """
+    """The `forward` and `backward` of an operator's reference, made from a function with a forward pass only. Gradients
+    come from automatic differentiation, in the dtype of the tensors."""
 
     def forward(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
         o, *parts = self._run(args)[0]
@@ -322,7 +320,7 @@ _ANY: tuple[str, ...] = ("anything",)
 
 
 def _signature(forward: Callable) -> tuple[str, ...]:
-    """Return the names of its keyword arguments, in order; `_ANY` if it takes any."""
+    """Return the names of a function's keyword arguments, in order; `_ANY` if it takes any."""
     parameters = inspect.signature(forward).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return _ANY
@@ -330,7 +328,8 @@ def _signature(forward: Callable) -> tuple[str, ...]:
 
 
 def _spread(called: str, values: object, tensors: Iterable[str], strict: bool = True) -> dict:
-    """Give each name that shares a key its own; strict: all of them must be tensors."""
+    """Return the values of a dict by tensor, where a key may hold several names separated by spaces. called: the dict's
+    name in errors. strict: raise ValueError for a name that is no tensor, rather than ignore it."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{called}: expected a dict by the names of tensors, got {shown(values)}")
     by_name = {name: x for names, x in values.items() for name in str(names).split()}
@@ -341,7 +340,8 @@ def _spread(called: str, values: object, tensors: Iterable[str], strict: bool = 
 
 
 def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
-    """Return the axes of the tensors and of o by name, and those of each part of a state."""
+    """Return the axes of the tensors and of o by name, and those of each part of a state. Raises ValueError or
+    TypeError."""
     if not isinstance(axes, Mapping) or not axes:
         raise TypeError(f'axes: expected a dict like {{"q": "B T H K"}}, got {shown(axes)}')
     by_name: dict[str, str] = {}
@@ -364,7 +364,8 @@ def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
 def _states(
     known: dict[str, str], state: list[str], tensors: tuple[str, ...], has: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the initial state's parts and of the outputs; add their axes to the known ones."""
+    """Return the names of the initial state's parts and of the outputs; add their axes to the known ones. state: the
+    described axes of each part. has: whether the function takes an initial state; without it there is none."""
     values = [name for name in tensors if {"T", "V"} <= set(known[name].split())]
     if not values:
         raise ValueError("axes: expected a tensor with the axes T and V, got none")
@@ -401,7 +402,7 @@ def _check_axes(known: Mapping[str, str], tensors: tuple[str, ...], states, outp
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
-    """Load tensors by name from a file."""
+    """Load tensors by name from a file .pt, .safetensors or .npz. Raises ValueError for any other."""
     if not path.is_file():
         raise ValueError(f"data: expected a file, {path} does not exist")
     if path.suffix == ".npz":
@@ -427,7 +428,8 @@ TRIED: dict[str, Any] = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
 
 
 def _check(op: Operator) -> bool:
-    """Run the function in float64 and check its description; return whether heads are independent of their index."""
+    """Run the function in float64 and check its description; return whether heads are independent of their index.
+    Raises ValueError if a shape, a dtype, a gradient or the sequence in two halves contradicts the description."""
     from .inputs import inputs
 
     x = inputs(op, **TRIED, dtype=torch.float64, initial_state=bool(op.states))
@@ -467,7 +469,7 @@ def _naive(op: Operator) -> ByAutograd:
 
 
 def _rolled(op: Operator, name: str, x: Tensor) -> Tensor:
-    """Return x with every head moved to the next index."""
+    """Return x with every head moved to the next index, the last one to the first."""
     axis = next((n for n, axis in enumerate(op.axes[name].split()) if axis in HEADS), None)
     return x if axis is None else x.roll(1, axis)
 
@@ -507,7 +509,7 @@ def from_reference(spec: str) -> Operator:
 
     Its description is TOML in its docstring after a line [flakit], or in file.toml beside file.py, in a table with the
     function's name. The keys are the arguments of `describe`; `name` defaults to the function's, and a `data` file is
-    relative to the function's folder.
+    relative to the function's folder. Raises ValueError if there is no description, or a wrong one.
     """
     place = spec.rpartition(":")[0]
     modified = Path(place).stat().st_mtime_ns if place.endswith(".py") and Path(place).is_file() else 0
@@ -534,7 +536,7 @@ def _from_reference(spec: str, modified: int) -> Operator:
 
 
 def _description(forward: Callable, file: Path, called: str) -> tuple[dict, str]:
-    """Return the description of a function, and its location."""
+    """Return the description of a function as a dict, and its location in words, for errors."""
     _, header, text = dedent(inspect.getdoc(forward) or "").partition(f"[{TABLE}]\n")
     beside, where = file.with_suffix(".toml"), f"the docstring of {called}"
     try:

@@ -1,4 +1,4 @@
-"""Distributions of a model's tensors: how `flakit.inputs` draws them, and how a standalone script does."""
+"""Random distributions of an operator's tensors: how `flakit.inputs` draws them, and how a standalone script does."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ How = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 class Draw:
     """The distribution of one tensor.
 
-    script: a PyTorch expression for it, with `{shape}` in place of the sizes; "" if there is none.
-    stream: the tensor whose random numbers it shares, "" for its own.
+    how: draws float64 numbers of a shape with time first. script: a PyTorch expression for it, with `{shape}` in place
+    of the sizes; "" if there is none. stream: the tensor whose random numbers it shares, "" for its own.
     """
 
     how: How
@@ -83,10 +83,8 @@ def uniform(low: float, high: float) -> Draw:
 
 
 def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
-    """Return a draw of recorded numbers: read from a random start in time, cyclically, cut to the requested sizes.
-
-    Other axes are read from their beginning.
-    """
+    """Return a `Draw` of recorded numbers x: read from a random start in time, cyclically, cut to the requested sizes.
+    axes: the letters of x's axes. Axes other than time are read from their beginning."""
     drawn = sorted(range(len(axes)), key=lambda n: axes[n] != "T")
     values = torch.as_tensor(x).detach().to("cpu", torch.float64).permute(drawn).numpy()
 
@@ -101,8 +99,11 @@ def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
 
 
 def draw(name: str, choice: object, axes: list[str]) -> Draw:
-    """Return the `Draw` that a description gives for a tensor: a name in `WORDS`, a pair (low, high) for a uniform one,
-    a tensor of recorded numbers, a function (generator, shape with time first) -> array, or a `Draw`."""
+    """Return the `Draw` that a description chooses for a tensor of these axes. Raises ValueError if there is none.
+
+    choice: a name in `WORDS`, a pair (low, high) for a uniform one, a tensor of recorded numbers, a function
+    (generator, shape with time first) -> array, or a `Draw`.
+    """
     if isinstance(choice, Draw):
         return choice
     if isinstance(choice, str) and choice in WORDS:

@@ -1,4 +1,4 @@
-"""The distance of a tensor from the truth in three numbers, so that none hides what the others show.
+"""Error measures: the distance of a tensor from the truth in three numbers, so that none hides what the others show.
 
 A global root mean square alone tolerates a few totally wrong elements, so every comparison also reports the worst
 element and the worst row, and counts the non-finite values by kind.
@@ -85,7 +85,7 @@ def compare(got: Tensor, truth: Tensor) -> Errors:
 
 
 def relative_l2(got: Tensor, truth: Tensor) -> float:
-    """|got - truth| / |truth|: `compare(got, truth).l2`."""
+    """Return |got - truth| / |truth|, which is `compare(got, truth).l2`."""
     return compare(got, truth).l2
 
 

@@ -1,4 +1,4 @@
-"""Run an operator forward and backward: `evaluate`; in float64: `truth`; token by token in float32: `recurrence`.
+"""Runs an operator forward and backward: `evaluate`; in float64: `truth`; token by token in float32: `recurrence`.
 
 All use the same cotangents (the gradients with respect to the outputs), drawn from a private generator and rounded to
 the outputs' dtype, and the truth starts from the rounded inputs: only the operator's arithmetic differs.
@@ -47,8 +47,8 @@ def one_thread() -> Iterator[None]:
 def cotangents(
     op: str | Operator, inputs: Mapping[str, Any], *, grad_seed: int = 1, dfinal_state: bool = False
 ) -> Arriving:
-    """Return the fixed gradients with respect to o and, if `dfinal_state`, to the final state (else None): standard
-    normal numbers."""
+    """Draw the gradients with respect to o and, if `dfinal_state`, to the final state (else None), standard normal.
+    inputs: determine shapes, dtypes and device. Equal seeds give equal numbers. Raises ValueError for wrong inputs."""
     op, grad_seed = operator(op), whole_number("grad_seed", grad_seed, least=0)
     dfinal_state = flag("dfinal_state", dfinal_state, "; gradients of your own go into `arriving`")
     leaves = op.leaves(inputs)
@@ -63,7 +63,7 @@ def cotangents(
 
 
 def _arriving(op: Operator, inputs: Mapping[str, Any], arriving: Arriving | None, **drawn) -> Arriving:
-    """Return `arriving`, after checking its shapes, or the cotangents."""
+    """Return `arriving`, after checking its shapes; if None, the cotangents. Raises TypeError or ValueError."""
     if arriving is None:
         return cotangents(op, inputs, **drawn)
     if not isinstance(arriving, (tuple, list)) or len(arriving) != 2:
@@ -116,11 +116,11 @@ def truth(
     arriving: Arriving | None = None,
     recurrence: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the true results of `evaluate` in float64, on the inputs' device.
+    """Compute the true results of `evaluate`, by the same names, in float64, on the inputs' device.
 
     inputs, grad_seed, dfinal_state, arriving: as for `evaluate`; nothing is validated, so that a decay may be positive.
     recurrence: use the recurrence (True), the chunked form in float64 (False), or choose (None) by length and by
-        whether all results are finite.
+    whether all results are finite.
     """
     op, walk = operator(op), None if recurrence is None else flag("recurrence", recurrence, " or None")
     arriving = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)
@@ -153,8 +153,8 @@ def recurrence(
 def _by_reference(
     op: Operator, inputs: Mapping[str, Any], dtype: torch.dtype, walk: bool | None, arriving: Arriving
 ) -> dict[str, Tensor]:
-    """Compute outputs and gradients in a dtype by the operator's reference (walk: True), by its chunked form (False),
-    or by a suitable one (None)."""
+    """Return outputs and gradients by name, computed in a dtype by the operator's reference (walk: True), by its
+    chunked form (False), or by a suitable one (None)."""
     do, dstate = arriving
     exact = {name: x.detach().to(dtype) for name, x in op.leaves(inputs).items()}
     do, dparts, scale = do.to(dtype), [x.to(dtype) for x in op.parts(dstate)], op.scale(inputs)

@@ -1,5 +1,4 @@
-"""Descriptions of the family for the instruments: the arguments of each reference of `ops.family`, and how its models
-draw them."""
+"""Describes the operators of `ops.family` for the instruments: each reference's arguments, and how models draw them."""
 
 from typing import Any
 

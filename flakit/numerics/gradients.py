@@ -21,22 +21,24 @@ MEASURES = {
 
 
 def measures(got: Tensor, truth: Tensor) -> dict[str, float]:
-    """Return one tensor's error columns, `non_finite`, the count of values that should be finite but are not, and
-    `rms`, the truth's root mean square, to which the errors are relative."""
+    """Return one tensor's error columns by name, those of `MEASURES` and two more: `non_finite`, the count of values
+    that should be finite but are not, and `rms`, the truth's root mean square, to which the errors are relative."""
     errors = compare(got, truth)
     columns = {"l2": errors.l2, "worst_element": errors.worst, "worst_row": errors.worst_row}
     return columns | {"non_finite": errors.non_finite, "rms": truth.double().square().mean().sqrt().item()}
 
 
 def rounding_error(dtype: torch.dtype) -> float:
-    """Return the relative L2 error of rounding exact values, uniform over a binade, to nearest in a dtype."""
+    """Return the relative L2 error of rounding exact values, uniform over a binade, to nearest in a dtype. Raises
+    ValueError if it is no floating-point dtype."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating-point torch.dtype, got {shown(dtype)}")
     return torch.finfo(dtype).eps / 2 / math.sqrt(6)
 
 
 def along_time(got: Tensor, truth: Tensor) -> Tensor:
-    """Return the error of each time step: [B, T, H, D] or [B, T, H] -> [T], float64.
+    """Return the error of each time step, float64 [T], of tensors [B, T, H, D] or [B, T, H]; raises ValueError for
+    others.
 
     This is the RMS error relative to the RMS of the whole truth, so that steps with tiny true values do not dominate;
     inf where a value that should be finite is not.

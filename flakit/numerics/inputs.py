@@ -147,7 +147,7 @@ def inputs(
 
 
 def _sizes(op: Operator, offsets: Tensor | None, **requested) -> dict[str, int]:
-    """Return the size of every axis of an operator, from the requested ones and defaults."""
+    """Return the size of every axis of an operator, requested or default. Raises ValueError for a wrong one."""
     default = {"T": 64 if offsets is None else offsets[-1], "V": requested["K"], "M": 32}
     default |= dict.fromkeys(("HQ", "HV"), requested["H"])
     sizes = dict(op.own_sizes)
@@ -169,7 +169,7 @@ def _sizes(op: Operator, offsets: Tensor | None, **requested) -> dict[str, int]:
 
 
 def _offsets(cu_seqlens, B: int, T: int | None) -> Tensor:
-    """Return cu_seqlens as a tensor on the CPU, checked against B and T."""
+    """Return cu_seqlens as a tensor on the CPU, checked against B and T; raises TypeError or ValueError."""
     expected = f"cu_seqlens: expected ascending offsets from 0 to T, got {shown(cu_seqlens)}"
     try:
         if not isinstance(cu_seqlens, (Tensor, np.ndarray, list, tuple)) or not len(cu_seqlens):
@@ -195,7 +195,8 @@ def _device(device) -> torch.device:
 
 
 def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:
-    """Draw with time as the slowest axis, so that a longer T continues a shorter one; return x in the order of axes."""
+    """Draw float64 numbers with time as the slowest axis, so that a longer T continues a shorter one; return them with
+    their axes in the given order."""
     drawn = sorted(axes, key=lambda a: a != "T")
     x = torch.from_numpy(np.asarray(draw(rng, tuple(sizes[a] for a in drawn)), dtype=np.float64))
     return x.permute([drawn.index(a) for a in axes]).contiguous()

@@ -1,4 +1,4 @@
-"""Detect writes of a call to its inputs by comparing them with clones, the only reliable way.
+"""Detects writes of a call to its inputs by comparing them with clones, the only reliable way.
 
 PyTorch counts in-place operations in `tensor._version`. A Triton or CUDA kernel writes to an address without PyTorch's
 knowledge, so the counter does not change.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Touched:
-    """The changes of a call to one of its inputs."""
+    """What a call changed in one of its inputs, and which outputs share its memory."""
 
     name: str
     changed: int  # number of changed values
@@ -53,7 +53,7 @@ def _tensors(x: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Return whether the memory ranges from first to last value of x and of y overlap."""
+    """Whether the memory ranges from first to last value of x and of y overlap."""
     if x.device != y.device or x.numel() == 0 or y.numel() == 0:
         return False
     (x_start, x_end), (y_start, y_end) = _span(x), _span(y)

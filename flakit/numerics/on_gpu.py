@@ -17,7 +17,8 @@ SIZES = {op: {"B": 1, "H": 4, "K": 64, "V": 64} | ({"M": 64} if "M" in OPERATORS
 
 
 class OnGPU(NamedTuple):
-    """label: the caption that a table or figure of `rows` needs; rows: from `gradient_rows`, empty without a source."""
+    """Gradient errors and their source. label: the caption that a table or figure of `rows` needs; rows: as
+    `gradient_rows` returns them, empty without a source."""
 
     label: str
     rows: Sequence[Mapping]
@@ -34,8 +35,8 @@ def gradients_on_gpu(
 ) -> OnGPU:
     """Return the errors of an operator's kernels for every combination of dtypes, T and decays, in that order.
 
-    forms and others as in `gradient_rows`; the recording has others by their names.
-    Without a GPU these are rows of the operator's recording; a combination that it lacks raises ValueError.
+    forms and others as in `gradient_rows`; the recording has others by their names. decay: natural logs <= 0, or
+    profiles. Without a GPU these are rows of the operator's recording; a combination that it lacks raises ValueError.
     Without either, the label says so and how to make the recording.
     """
     forms, others = listed(operator(op).forms if forms is None else forms), others or {}

@@ -1,4 +1,4 @@
-"""The table of operators, the single source for everything that works "for any operator"."""
+"""The table of operators, `OPERATORS`, the single source for everything that works "for any operator"."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class Operator:
 
     @property
     def value(self) -> str:
-        """The tensor of values: v, or the first with axes T and V."""
+        """The name of the tensor of values: v, or the first with axes T and V."""
         names = [name for name in self.sequences if "V" in self.axes[name].split()]
         return "v" if "v" in names or not names else names[0]
 
@@ -104,26 +104,27 @@ class Operator:
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        """The tensors with a time axis."""
+        """The names of the tensors with a time axis."""
         return tuple(name for name in self.tensors if "T" in self.axes[name].split())
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """The arguments whose row belongs to the token that reads: those of `reads`, or the first of all."""
+        """The arguments whose row belongs to the token that reads, by name: those of `reads`, or the first of all."""
         return tuple(name for name in self.reads if name in self.tensors) or self.tensors[:1]
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The arguments whose row belongs to the token that is read: all sequences but queries and decay."""
+        """The arguments whose row belongs to the token that is read, by name: all sequences but queries and decay."""
         return tuple(name for name in self.sequences if name not in (*self.queries, self.decay))
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The axes whose sizes describe a problem, in the order B, T, H, then the operator's own."""
+        """The letters of the axes whose sizes describe a problem, in the order B, T, H, then the operator's own."""
         return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
 
     def leaves(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors and the parts of an initial state, if any, by name, after checking their shapes."""
+        """Return the tensors and the parts of an initial state by name. Raises TypeError or ValueError for wrong
+        ones."""
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs: expected a dict of tensors by name, got {shown(inputs)}")
         missing = [name for name in self.tensors if inputs.get(name) is None]
@@ -142,7 +143,7 @@ class Operator:
         return tensors | dict(zip(self.states, parts, strict=False))
 
     def checked_parts(self, name: str, state: object, size: Mapping[str, int]) -> tuple[Tensor, ...]:
-        """Return the parts of a state called `name`, after checking them against `size`; none for None."""
+        """Return the parts of a state called `name`, () for None. Raises TypeError or ValueError for wrong sizes."""
         parts: tuple = (state,)
         if isinstance(state, (Tensor, tuple, list, type(None))):
             parts = self.parts(state)
@@ -154,7 +155,8 @@ class Operator:
         return parts
 
     def check_shape(self, name: str, x: object, size: Mapping[str, int], called: str = "") -> None:
-        """Check that x is a tensor with the axes of `name`, of the sizes in `size` where it has them."""
+        """Check that x is a tensor with the axes of `name`, of the sizes in `size` where it has them; raises ValueError
+        or TypeError, which say `called`."""
         shape = {axis: size.get(axis) for axis in self.axes[name].split()}
         check_tensor(called or name, x, shape, f" like {self.tensors[0]}" if size else "")
 
@@ -176,7 +178,7 @@ class Operator:
         return () if all(part is None for part in parts) else parts
 
     def size(self, leaves: Mapping[str, Tensor], cu_seqlens: Tensor | None = None) -> dict[str, int]:
-        """Return the size of every axis; N, of states, is B or the number of packed sequences."""
+        """Return the size of every axis, by its letter; N, of states, is B or the number of packed sequences."""
         size = {
             axis: size
             for name in self.tensors

@@ -1,7 +1,7 @@
-"""A sequence in pieces: each piece starts from the final state of the one before.
+"""Runs an operator on a sequence in pieces, each of which starts from the final state of the one before.
 
-The state is all that the future sees of the past, so pieces must give the results of the whole: outputs, final state,
-and every gradient, which flows back through the states.
+The state is all that the future sees of the past, so pieces must give the results of the full sequence: outputs, final
+state, and every gradient, which flows back through the states.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ HANDED = ("state", "detached", "nothing")
 def in_pieces(op: str | Operator, cuts: Sequence[int], *, handed: str = "state") -> Operator:
     """Return the operator with every form computed in pieces; `evaluate(in_pieces("rwkv6", [30]), inputs)` runs it.
 
-    cuts: first tokens of the later pieces, 0 < t < T, ascending; every piece has a token.
-    handed: what a piece passes to the next: the "state"; the state "detached", so that no gradient flows back, as in
-    truncated backpropagation; or "nothing", so that every piece but the first starts from zeros.
+    cuts: first tokens of the later pieces, 0 < t < T, ascending; every piece has a token. handed: what a piece passes
+    to the next: the "state"; the state "detached", so that no gradient flows back, as in truncated backpropagation; or
+    "nothing", so that every piece but the first starts from zeros. Raises ValueError for other cuts or another
+    `handed`, and when it runs, for cuts beyond T.
     """
     op = operator(op)
     one_of("handed", handed, HANDED)

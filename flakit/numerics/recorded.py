@@ -1,4 +1,4 @@
-"""Measurements recorded on another machine, stored in data/*.json with their provenance.
+"""Reads and writes measurements recorded on another machine, stored in data/*.json with their provenance.
 
 A file is a table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files and
 their columns. A value is a number, a string, null, or a list of these. Non-finite numbers, which JSON lacks, are the
@@ -27,7 +27,7 @@ _NON_FINITE = {"inf", "-inf", "nan"}
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded table: `meta` and `rows`, one dict a row."""
+    """A recorded table: `meta`, its provenance (see `META`), and `rows`, one dict a row."""
 
     meta: Mapping[str, str]
     columns: tuple[str, ...]
@@ -45,7 +45,7 @@ class Recording:
         return [row for row in self.rows if all(row[name] == value for name, value in fixed.items())]
 
     def values(self, column: str) -> list:
-        """Return the distinct values of a column, in recorded order."""
+        """Return the distinct values of a column, in recorded order. Raises ValueError for an unknown column."""
         self._check([column])
         return list(dict.fromkeys(row[column] for row in self.rows))
 
@@ -56,7 +56,7 @@ class Recording:
 
 
 def data_folder() -> Path:
-    """Return the folder of the recordings that ship with flakit, or the one in FLAKIT_DATA."""
+    """Return the folder of the recordings that ship with flakit, or the one in the environment variable FLAKIT_DATA."""
     return Path(os.environ.get("FLAKIT_DATA") or carried.folder("data"))
 
 
@@ -109,10 +109,8 @@ def version_of(package: str) -> str | None:
 
 
 def provenance(command: str, device: str | None = None, **more: str) -> dict[str, str]:
-    """Return the meta of a recording made here and now: `META`, flakit's version, and `more`.
-
-    command: reproduces it. device: name; None: the GPU's.
-    """
+    """Return the meta of a recording made here and now: `META`, flakit's version, and `more`. command: the one that
+    reproduces it. device: its name; None: the GPU's."""
     from .. import __version__
 
     name = torch.cuda.get_device_name() if device is None else device
@@ -121,10 +119,8 @@ def provenance(command: str, device: str | None = None, **more: str) -> dict[str
 
 
 def write(path: str | Path, meta: Mapping[str, str], rows: Sequence[Mapping]) -> Path:
-    """Write a table, a row a line, and return its path. Every row must have the columns of the first.
-
-    meta: at least `META`; further keys (driver, commit, notes) are written too.
-    """
+    """Write a table to path, a row a line, and return the path. Every row must have the columns of the first. meta: at
+    least `META`; further keys (driver, commit, notes) are written, too. Raises ValueError if meta or rows lack any."""
     missing = [key for key in META if not meta.get(key)]
     if missing:
         raise ValueError(f"meta: expected {', '.join(META)}, got none for {', '.join(missing)}")

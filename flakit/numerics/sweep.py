@@ -1,4 +1,4 @@
-"""Run a subject over a grid of settings and measure what can be drawn: where it is finite, and its error.
+"""Runs a subject over a grid of settings and measures what can be drawn: where it is finite, and its error.
 
 sweep("rwkv6", over={"decay": [-0.1, -1.0, -10.0], "T": [16, 64, 256]}, K=32)
 sweep(lambda decay, T: run(inputs(decay=-decay, T=T)).tensors, over={"decay": [1.0, 1.5], "T": [32, 64]})
@@ -33,6 +33,7 @@ from .sweep_workers import Measured, Raised, Store, fingerprint, here, in_proces
 class Sweep:
     """Measurements over a grid. Every grid has the shape of the axes, in their order; NaN where nothing was measured.
 
+    axes: the values of each axis, by name.
     grids: for a tensor x, "x.finite" (the share of finite values) and, with a truth, "x.l2", "x.worst" and
         "x.worst_row" (see `numerics.errors`); a plain number has its own name.
     first: for a tensor x, the index of its first non-finite value, or None.
@@ -56,7 +57,7 @@ class Sweep:
         return tuple(self.first)
 
     def _put(self, at: tuple[int, ...], measured: Measured) -> None:
-        """Fill one cell of the grids."""
+        """Fill one cell of the grids. at: its index."""
         for name, (numbers, index) in measured.items():
             for key, number in numbers.items():
                 self.grids.setdefault(key, np.full(self.raised.shape, np.nan))[at] = number
@@ -216,7 +217,7 @@ def sweep(
 
 
 def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[str, object]) -> Measured | Raised:
-    """Measure one setting; return the measurements or the error."""
+    """Measure one setting; return the measurements, or `Raised` with the error's message."""
     try:
         results = measure(**fixed, **setting)
         if not isinstance(results, Mapping):
@@ -227,7 +228,7 @@ def _setting(measure: Callable, fixed: Mapping[str, object], setting: Mapping[st
 
 
 def _make(subject, like: str | None, fixed: Mapping[str, object]) -> Callable[[Mapping], Measured | Raised]:
-    """Return the function that measures a setting, in a worker."""
+    """Return the function that measures a setting, in a worker process."""
     return partial(_setting, _subject(subject, like), fixed)
 
 
@@ -265,7 +266,8 @@ def _reported(progress: Callable | bool | None, total: int) -> Iterator[Callable
 
 
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
-    """Return a function of the settings: a `_Measure`, or the user's own."""
+    """Return the function of the settings that measures a subject: a `_Measure`, or the user's own. Raises TypeError if
+    the subject is no function."""
     if isinstance(subject, str) and ":" in subject:
         subject = named_function(subject, "subject")
     if like is not None:
@@ -286,7 +288,7 @@ def _portable(subject):
 
 
 class _Measure:
-    """A function of the settings with a signature; subject: what a store identifies."""
+    """A function of the settings with a signature. subject: the operator or kernel that a store identifies."""
 
     def __init__(self, run: Callable[..., Mapping], subject: Operator | Callable, signature: inspect.Signature):
         self.run, self.subject, self.__signature__ = run, subject, signature
@@ -348,7 +350,7 @@ def _kernel(kernel: Callable, op: Operator) -> _Measure:
 
 
 def _check_names(measure: Callable, settings: Mapping) -> None:
-    """Raise for unknown names before the first setting is measured."""
+    """Raise ValueError for a setting that `measure` does not take, before the first one is measured."""
     try:
         parameters = inspect.signature(measure).parameters
     except (TypeError, ValueError):  # some builtins have no signature

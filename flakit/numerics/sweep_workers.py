@@ -1,4 +1,4 @@
-"""Measuring the settings of a sweep in this process, in worker processes or on Ray, and storing results in a file.
+"""Measures the settings of a sweep in this process, in worker processes or on Ray, and stores the results in a file.
 
 If a worker dies, another repeats its one measurement; if a sweep dies, its store remains.
 """
@@ -28,7 +28,7 @@ Measured = dict[str, tuple[dict[str, float], tuple[int, ...] | None]]
 
 @dataclass(frozen=True)
 class Raised:
-    """The error message of a failed measurement."""
+    """The error message of a failed measurement, in place of its results."""
 
     words: str
 
@@ -41,7 +41,7 @@ _TRIES = 3
 
 
 def in_words(x: object):
-    """Return a setting's value in the form for JSON and tables."""
+    """Return a setting's value in the form for JSON and tables: a number, a string, a bool or None."""
     return x if isinstance(x, (int, float, str, bool, type(None))) else str(x).removeprefix("torch.")
 
 
@@ -49,7 +49,7 @@ def in_words(x: object):
 
 
 def fingerprint(subject: Any, like: str | None, fixed: Mapping[str, object]) -> dict:
-    """Return what a store and a sweep must share for stored measurements to be valid."""
+    """Return what a store and a sweep must share for stored results to be valid: name, source, fixed settings."""
     name = getattr(subject, "name", None) or getattr(subject, "__qualname__", None) or str(subject)
     try:
         source = hashlib.sha256(inspect.getsource(subject).encode()).hexdigest()[:16]
@@ -62,7 +62,7 @@ def fingerprint(subject: Any, like: str | None, fixed: Mapping[str, object]) -> 
 class Store:
     """Measurements in a file, one JSON object a line; in a folder, the file sweep.jsonl.
 
-    The first line is the `fingerprint`: another subject or other constant settings are refused. An incomplete last
+    The first line is the `fingerprint`; the constructor raises ValueError if it is not `expected`. An incomplete last
     line, of a process that died, is dropped.
     """
 
@@ -121,7 +121,7 @@ _MEASURE: Callable | None = None
 
 
 def _begin(pickled: bytes, counter) -> None:
-    """Initialize a worker: one thread, since there are many processes; the next GPU in turn."""
+    """Initialize a worker process: one thread, as there are many processes; the next GPU in turn; what measures."""
     global _MEASURE
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def _begin(pickled: bytes, counter) -> None:
 
 
 def end_with_parent() -> None:
-    """End with the parent process: if it is killed, its workers would otherwise wait forever."""
+    """Exit when the parent process ends; a worker of a killed parent would otherwise wait forever. Runs in a thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # in a worker
     wait_for([parent.sentinel])
@@ -157,11 +157,12 @@ def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict])
 
 
 def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
-    """Measure the settings in worker processes, in any order. make(*arguments), called once in each, returns the
-    function that measures.
+    """Measure the settings in worker processes, in any order. make(*arguments), called once in each, returns what
+    measures.
 
     A process that dies (killed, out of memory, a fault in a kernel) is replaced, and its setting is measured again; a
-    setting running at three deaths is considered their cause, and `Raised`.
+    setting running at three deaths is considered their cause, and `Raised`. Raises ValueError if `make` cannot be
+    pickled.
     """
     try:
         pickled = pickle.dumps((make, arguments))
@@ -205,10 +206,8 @@ def _pool(pickled: bytes, workers: int) -> ProcessPoolExecutor:
 
 
 def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
-    """Measure as `in_processes` does, on Ray: on a connected cluster or that of RAY_ADDRESS, else on `workers` cores.
-
-    A task takes one core, and one GPU if the cluster has any.
-    """
+    """Measure as `in_processes` does, on Ray: on a connected cluster or that of RAY_ADDRESS, else on `workers` cores. A
+    task takes one core, and one GPU if the cluster has any. Raises ImportError without Ray."""
     try:
         import ray
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Tables for notebooks and terminals: rows of dicts or named tuples, with numbers short enough to compare."""
+"""Tables for notebooks and terminals, with numbers short enough to compare."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""Text for numbers, the same in tables, pictures, panels and the command line."""
+"""Formats numbers as text, the same in tables, pictures, panels and the command line."""
 
 import math
 import unicodedata
@@ -21,8 +21,7 @@ def error(x: float) -> str:
 
 
 def padded(text: str, width: int) -> str:
-    """Pad text on the right to `width` terminal columns, or on the left to -width; a Chinese character takes two
-    columns.
+    """Pad text on the right to `width` terminal columns, on the left to -width; a Chinese character takes two.
 
     >>> padded("ab", 4), padded("ab", -4), padded("状态", -5)
     ('ab  ', '  ab', ' 状态')

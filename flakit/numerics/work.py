@@ -18,7 +18,7 @@ WHAT = ("forward", "both")
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call."""
+    """The least work of one call: the bytes that it moves and its floating-point operations."""
 
     bytes: int
     operations: int
@@ -76,7 +76,7 @@ def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int =
 
 
 def in_short(row: Mapping) -> str:
-    """Return a row's case in short: operator, form and sizes, and what differs from a model in bfloat16."""
+    """Describe a row's case in a few words: operator, form and sizes, and what differs from a model in bfloat16."""
     op = operator(row["op"])
     words = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
     words += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
