@@ -27,7 +27,7 @@ from .common.packed import one_by_one
 
 
 def reference(recurrence: Callable) -> Callable:
-    """Add to a recurrence the conversion of dtypes and packed sequences (`cu_seqlens`)."""
+    """Decorate a recurrence, so that it takes any float dtype and packed sequences (`cu_seqlens`)."""
     signature = inspect.signature(recurrence)
 
     @functools.wraps(recurrence)

@@ -33,7 +33,8 @@ _LOCK = threading.Lock()
 
 
 class Kernels:
-    """The Triton code of an operator's form, with kernels compiled ahead; methods as described in `Registered`."""
+    """An operator's form in Triton, the launches of `module`, compiled ahead where needed; methods as in
+    `Registered`."""
 
     def __init__(self, module: ModuleType):
         self.module = module
@@ -85,7 +86,7 @@ class Kernels:
         return *grads, dstate
 
     def _prepare(self, key: tuple, rehearse: Callable, args: tuple) -> None:
-        """Wait until the kernels of this signature of calls are compiled."""
+        """Compile the kernels of this signature of calls, `key`, by a rehearsal, or wait while another thread does."""
         # While launches are monitored, or a stream is captured into a graph, only the call itself should run.
         if JITFunction.run is not kernel_triton.RUN or _captured():
             return
@@ -125,7 +126,7 @@ class Kernels:
 
 
 def _immediate(state):
-    """Return a state; for a function, one that exchanges nothing and returns the results for zeros."""
+    """Return a state; in place of a function, one that exchanges nothing and returns the results for zeros."""
     return (lambda factor, written: lambda: written) if callable(state) else state
 
 
@@ -134,19 +135,19 @@ def _packing(tensors, cu_seqlens: Tensor | Packing | None) -> Packing | None:
 
 
 def _parts(state) -> list[Tensor]:
-    """Return the parts of a state: a tensor, several, or None."""
+    """Return the parts of a state as a list: a tensor is one part, None has none."""
     return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
 
 def _on_device_of(x: Tensor):
-    """Make x's GPU the current one: Triton launches on the current GPU, wherever the tensors are."""
+    """Return a context in which x's GPU is the current one: Triton launches on that GPU, wherever the tensors are."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 
 
 def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
-    """Return nearly all that a call's kernels depend on; of the length, roughly the number of parts of a sequence."""
+    """Return nearly all that a call's kernels depend on: device, sizes, dtypes; of T roughly the number of parts."""
     B, T, *head = tensors[0].shape
     packed = None if cu_seqlens is None else cu_seqlens.dtype
     kinds = [x.dtype for x in tensors] + [x.shape[-1] for x in tensors]
@@ -158,7 +159,7 @@ def _captured() -> bool:
 
 
 class _Address:
-    """A stand-in for a tensor with what Triton needs to compile for it, without its memory."""
+    """A stand-in for a tensor, with the dtype and address for which Triton compiles, but without its memory."""
 
     def __init__(self, x: Tensor):
         self.dtype, self._address = x.dtype, x.data_ptr()
@@ -169,7 +170,7 @@ class _Address:
 
 @dataclass(frozen=True)
 class _Job:
-    """The compilation of a launch's kernel."""
+    """The compilation of the kernel of one recorded launch, with its arguments; `run` compiles it, in any thread."""
 
     kernel: JITFunction
     args: list
@@ -186,7 +187,7 @@ class _Job:
 
 @contextmanager
 def _listed() -> Iterator[list[_Job]]:
-    """Collect this thread's launches inside as jobs that compile the kernels, and launch nothing."""
+    """Collect this thread's launches in the `with` block as jobs that compile the kernels, and launch nothing."""
     jobs: list[_Job] = []
     here, device = threading.get_ident(), torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
@@ -205,7 +206,7 @@ def _listed() -> Iterator[list[_Job]]:
 
 
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
-    """Submit all jobs, those with the most arguments first: these are the largest kernels, which take longest."""
+    """Start all jobs in threads, those with the most arguments, the largest, first; return each list's futures."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
     pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
     order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))

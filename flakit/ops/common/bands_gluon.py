@@ -1,5 +1,7 @@
-"""What kernels in Gluon, Triton's language of explicit layouts, share: the decorator, layouts and split operands of
-tiles in bands of 16 channels, one a warp, as in `bands_triton`."""
+"""Shared code of kernels in Gluon, Triton's language of explicit layouts: decorator, layouts, split bfloat16 operands.
+
+Tiles lie in bands of 16 channels, one for each warp, as in `bands_triton`.
+"""
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -92,8 +94,8 @@ def operand_indices(COLUMNS: gl.constexpr):
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones, with float32 x split into two bfloat16 terms, or three with ALL_BITS, which keeps all bits of x;
-    as in `blocks_triton`. ones [16, *]: a mask."""
+    """Return x @ ones in float32, a sum of columns of x, as in `blocks_triton`. x: float32. ones [16, *]: a mask. x is
+    split into two bfloat16 terms, or three with ALL_BITS, which keeps all of its bits."""
     ones = ones.to(gl.float32).to(gl.bfloat16)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)

@@ -28,7 +28,7 @@ SHORTEST_FUSED_PART = 8
 
 @triton.jit
 def bands(x, N: tl.constexpr = BANDS):
-    """Return the rows of x in N bands, [N, rows / N, columns]."""
+    """Return x [rows, columns] as N bands of rows, [N, rows / N, columns]."""
     return tl.reshape(x, (N, x.shape[0] // N, x.shape[1]))
 
 
@@ -40,19 +40,19 @@ def flat(x):
 
 @triton.jit
 def per_band(x, N: tl.constexpr = BANDS):
-    """Repeat x for each of N bands, [N, rows, columns]."""
+    """Repeat x [rows, columns] for each of N bands, [N, rows, columns]."""
     return tl.broadcast_to(x[None, :, :], (N, x.shape[0], x.shape[1]))
 
 
 @triton.jit
 def transpose(x):
-    """Transpose x [4, N, M] to [4, M, N]."""
+    """Transpose each band of x, [4, N, M] to [4, M, N]."""
     return tl.permute(x, (0, 2, 1))
 
 
 @triton.jit
 def split_input(x):
-    """Return a tile of an input as high + low, as `split` does; bfloat16 has low = 0."""
+    """Return a 16-bit or float32 tile of an input as high + low, two bfloat16 tiles (`split`); bfloat16 has low = 0."""
     if x.dtype == tl.bfloat16:
         high, low = x, tl.zeros_like(x)
     else:
@@ -62,26 +62,26 @@ def split_input(x):
 
 @triton.jit
 def product(a_high, a_low, b_high, b_low):
-    """Return a @ b of split operands, band by band."""
+    """Return a @ b of split operands in float32, band by band: [4, N, M] and [4, M, L] to [4, N, L]."""
     acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
     return add_product(acc, a_high, a_low, b_high, b_low)
 
 
 @triton.jit
 def narrow_product(a_high, a_low, b_high, b_low):
-    """Return a @ b as `product` does, in two accumulators: with few columns each product would wait for the last."""
+    """Return a @ b as `product` does, by two accumulators: with few columns, products would wait for each other."""
     return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
 
 
 @triton.jit
 def by_transpose(a_high, a_low, b_high, b_low):
-    """Return a @ b^T of split operands, band by band."""
+    """Return a @ b^T of split operands in float32, band by band: [4, N, M] and [4, L, M] to [4, N, L]."""
     return narrow_product(a_high, a_low, transpose(b_high), transpose(b_low))
 
 
 @triton.jit
 def load_transposed(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Load a chunk's rows of x [rows, H, D], transposed, [BD, C]."""
+    """Load a chunk's rows of x [rows, H, D], head i_h, transposed, [BD, C]; zeros outside the sequence and the head."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
@@ -114,7 +114,7 @@ def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD
 
 @triton.jit
 def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Load a chunk's rows of x and of y, transposed, side by side, [BD, 2 C]."""
+    """Load a chunk's rows of x and of y [rows, H, D], transposed, side by side, [BD, 2 C]."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     if x.dtype == y.dtype:
         b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
@@ -138,7 +138,7 @@ def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl
 
 @triton.jit
 def clamped_decay(b_w):
-    """Clamp b_w at -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
+    """Return log decays of at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
     return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
 
 
@@ -168,14 +168,14 @@ def column(x, at: tl.constexpr):
 
 @triton.jit
 def power_of_two(largest):
-    """Return the reciprocal of the largest power of two not above `largest`, and the power itself, as in `scaled`."""
+    """Return the reciprocal of the largest power of two not above float32 `largest`, and that power, as in `scaled`."""
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
 def launch_options(kernel: str, r) -> dict:
-    """Return the keyword arguments that every kernel of this kind takes. r [B, T, H, K]."""
+    """Return the keyword arguments of every kernel in bands: sizes, and its launch row's options. r [B, T, H, K]."""
     launch = TABLE[kernel, "16-bit"]
     return dict(
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
@@ -184,14 +184,15 @@ def launch_options(kernel: str, r) -> dict:
 
 
 class Parts:
-    """The partition of a call's sequences into chunks, and into parts of L chunks, each walked by one program.
+    """How a call's sequences are cut into chunks, and into parts of L chunks, each of which one program walks.
 
     A part is a whole sequence where sequences are not packed and have more than 128 heads together, about one for each
     multiprocessor of an H200. Otherwise there are as many parts as fill a GPU.
     """
 
     def __init__(self, r, v, packing, enough: int = FULL_GPU // 2):
-        """enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
+        """Cut the sequences of a call with r [B, T, H, K] and v [B, T, H, V]. packing: packed sequences, or None.
+        enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
         self.packing, self.packed = packing, packing is not None
         self.N = packing.N if self.packed else B

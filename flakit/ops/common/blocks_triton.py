@@ -1,4 +1,8 @@
-"""Building blocks of kernels for operators with a decay per channel: program indices, product operands, decay sums."""
+"""Building blocks of kernels for operators with a decay per channel: program indices, product operands, decay sums.
+
+Operands of products of 16-bit inputs are often split: x is stored as high + low, two bfloat16 tiles that together have
+16 bits of mantissa, and products of parts add up in float32.
+"""
 
 import triton
 import triton.language as tl
@@ -36,7 +40,7 @@ def exp(x):
 
 @triton.jit
 def decay_factor(x, QUICK: tl.constexpr):
-    """Return e^x. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
+    """Return e^x, x a log decay. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
     if QUICK:
         x = exp(x)
     else:
@@ -142,7 +146,7 @@ def add_full_product(acc, a_high, a_low, b_high, b_low):
 
 @triton.jit
 def operand(x, SPLIT: tl.constexpr):
-    """Return x as an operand of `add_operands`: SPLIT, for 16-bit inputs, in two parts (`split`); else x twice."""
+    """Return x as an operand of `add_operands`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
     high, low = x, x
     if SPLIT:
         high, low = split(x)
@@ -151,7 +155,7 @@ def operand(x, SPLIT: tl.constexpr):
 
 @triton.jit
 def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
-    """Return acc + a @ b of two results of `operand`."""
+    """Return acc + a @ b in float32; a and b as `operand` returns them. Without SPLIT, three TF32 products."""
     if SPLIT:
         acc = add_product(acc, a_high, a_low, b_high, b_low)
     else:
@@ -161,7 +165,7 @@ def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
 
 @triton.jit
 def add_split_by_input(acc, a_high, a_low, b):
-    """Return acc + a @ b of a split a and a b in the input's dtype."""
+    """Return acc + a @ b in float32, of a split a and a b in the input's dtype."""
     if b.dtype == tl.float32:
         acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
     elif b.dtype == tl.bfloat16:
@@ -175,7 +179,7 @@ def add_split_by_input(acc, a_high, a_low, b):
 
 @triton.jit
 def add_input_by_split(acc, a, b_high, b_low):
-    """Return acc + a @ b of an a in the input's dtype and a split b."""
+    """Return acc + a @ b in float32, of an a in the input's dtype and a split b."""
     if a.dtype == tl.float32:
         acc = tl.dot(a, b_high, acc, input_precision="tf32x3")
     elif a.dtype == tl.bfloat16:
@@ -237,7 +241,7 @@ def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
 
 @triton.jit
 def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
-    """Return acc + ones @ x of two parts of float32 x, or of all three if ALL_BITS. ones: 0 or 1, [C, C]."""
+    """Return acc + ones @ x of float32 x, from its first 16 bits, or all bits if ALL_BITS. ones: 0 or 1, [C, C]."""
     ones = to_bfloat16(ones.to(tl.float32))
     high, rest = _truncated(x)
     acc = tl.dot(ones, high, acc)
@@ -278,7 +282,7 @@ def diagonal(b_A, C: tl.constexpr):
 
 @triton.jit
 def level_pairs(s: tl.constexpr, C: tl.constexpr):
-    """Return the mask of pairs (i, j) at level s, i in the right and j in the left half of a block of 2s rows."""
+    """Return the mask [C, C] of pairs (i, j) at level s: i in the right, j in the left half of a block of 2s rows."""
     o_c = tl.arange(0, C)
     same = (o_c // (2 * s))[:, None] == (o_c // (2 * s))[None, :]
     right = (o_c // s) % 2 == 1

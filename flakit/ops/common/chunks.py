@@ -21,17 +21,15 @@ from .decay import Level, halves, level_blocks
 
 
 def split_chunks(x: Tensor, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H, D] -> [B, H, N, C, D]; rows beyond T are zero: no decay, no read, no write."""
+    """Cut x [B, T, H, D] into N chunks of C tokens, [B, H, N, C, D]; rows beyond T are zero, which changes no state."""
     if x.shape[1] % C:
         x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
     return rearrange(x, "b (n c) h d -> b h n c d", c=C).to(dtype).contiguous()  # otherwise every product would copy it
 
 
 def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
-    """n of [B, T, H, D] -> [B, H, N, C, n, D], the rows of a token adjacent; rows beyond T are zero.
-
-    None, allowed for all but the first, leaves its rows uninitialized, to be filled later.
-    """
+    """Cut n tensors [B, T, H, D] into chunks, with the rows of a token adjacent: [B, H, N, C, n, D] in `dtype`. Rows
+    beyond T are zero. None, allowed for all but the first, leaves its rows uninitialized, to be filled later."""
     B, T, H, D = x[0].shape
     N = -(-T // C)
     rows = x[0].new_empty(B, H, N * C, len(x), D, dtype=dtype)
@@ -43,12 +41,12 @@ def split_beside(*x: Tensor | None, C: int, dtype: torch.dtype) -> Tensor:
 
 
 def join_chunks(x: Tensor, T: int) -> Tensor:
-    """[B, H, N, C, D] -> [B, T, H, D], the inverse of `split_chunks`, as a copy."""
+    """Join chunks [B, H, N, C, D] to a copy [B, T, H, D]: the inverse of `split_chunks`."""
     return rearrange(x, "b h n c d -> b (n c) h d")[:, :T].clone(memory_format=torch.contiguous_format)
 
 
 def beside(*x: Tensor) -> Tensor:
-    """n of [..., C, D] -> [..., C n, D], the rows of a token adjacent."""
+    """Interleave the rows of n tensors [..., C, D] to [..., C n, D], the rows of a token adjacent."""
     return torch.stack(x, -2).flatten(-3, -2)
 
 
@@ -58,12 +56,12 @@ def apart(x: Tensor, axis: int, n: int) -> tuple[Tensor, ...]:
 
 
 def add_product(x: Tensor, a: Tensor, b: Tensor) -> None:
-    """x += a @ b for contiguous x."""
+    """Add a @ b to a contiguous x, in place. The leading axes of all three are equal."""
     x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3))
 
 
 def own_pairs(A: Tensor, C: int) -> Tensor:
-    """Return the pairs of each token with itself, a view: A [..., C R, C Y] -> [..., C, R, Y]."""
+    """Return the scores of each token with itself, as a view [..., C, R, Y] of A [..., C R, C Y]."""
     return A.unflatten(-1, (C, -1)).unflatten(-3, (C, -1)).diagonal(0, -4, -2).movedim(-1, -3)
 
 
@@ -82,13 +80,13 @@ def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: 
 
 
 def weighed(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply each row of x [..., C n, K] by its token's row of weight [..., C, K]."""
+    """Return x [..., C n, K] with each row multiplied by its token's row of weight [..., C, K]."""
     n = x.shape[-2] // weight.shape[-2]
     return x * weight if n == 1 else (x.unflatten(-2, (-1, n)) * weight[..., None, :]).flatten(-3, -2)
 
 
 def weigh_(x: Tensor, weight: Tensor) -> Tensor:
-    """`weighed` in place."""
+    """Multiply in place as `weighed` does; return x."""
     return x.unflatten(-2, (weight.shape[-2], -1)).mul_(weight[..., None, :]).flatten(-3, -2)
 
 
@@ -133,7 +131,7 @@ def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread
 
 
 def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return the left halves of keys [..., C Y, K] and the right halves of reads [..., C R, K], as views."""
+    """Return the left halves of keys [..., C Y, K] and the right halves of reads [..., C R, K] at a level, as views."""
     C = 2 * level.s * level.key.shape[-3]
     left, _ = halves(keys, level.s * keys.shape[-2] // C)
     _, right = halves(reads, level.s * reads.shape[-2] // C)
@@ -141,17 +139,17 @@ def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tens
 
 
 def _met(x: Tensor, weight: Tensor, level: Level) -> Tensor:
-    """Return `weighed(x, weight)`; x itself at level 1, where no decay lies between the rows of a pair."""
+    """Return `weighed(x, weight)`; at level 1, where no decay lies between the rows of a pair, x itself."""
     return x if level.s == 1 else weighed(x, weight)
 
 
 def _add(x: Tensor, y: Tensor, weight: Tensor) -> None:
-    """x += weighed(y, weight), where x may be a view."""
+    """Add `weighed(y, weight)` to x, which may be a view, in place."""
     n = (-1, x.shape[-2] // weight.shape[-2])
     x.unflatten(-2, n).addcmul_(y.unflatten(-2, n), weight[..., None, :])
 
 
 def _block(A: Tensor, level: Level) -> Tensor:
-    """Return the blocks of reads of right halves and keys of left ones, [..., C/(2s), s R, s Y], a view."""
+    """Return the blocks of reads of right halves and keys of left ones in A, [..., C/(2s), s R, s Y], as a view."""
     C = 2 * level.s * level.key.shape[-3]
     return level_blocks(A, level.s * A.shape[-2] // C, width=level.s * A.shape[-1] // C)

@@ -17,15 +17,13 @@ from torch import Tensor
 
 
 def halves(x: Tensor, s: int) -> tuple[Tensor, Tensor]:
-    """Return the left and right halves of each block of 2s rows: [..., C, D] -> two views [..., C/(2s), s, D]."""
+    """Return the left and right halves of each block of 2s rows of x [..., C, D], as two views [..., C/(2s), s, D]."""
     return x.unflatten(-2, (-1, 2, s)).unbind(-3)
 
 
 def level_blocks(A: Tensor, s: int, row: int = 1, column: int = 0, width: int | None = None) -> Tensor:
-    """Return the (row, column) quarter of each diagonal block of 2s rows, a view: [..., C, C] -> [..., C/(2s), s, s].
-
-    width: columns of a quarter, if not s; A then has `width` columns for each s rows.
-    """
+    """Return the (row, column) quarter of each diagonal block of 2s rows of A [..., C, C], as a view [..., C/(2s), s,
+    s]. width: columns of a quarter, if not s; A then has `width` columns for each s rows."""
     blocks = A.unflatten(-1, (-1, 2, width or s)).unflatten(-4, (-1, 2, s))
     return blocks[..., row, :, :, column, :].diagonal(0, -4, -2).movedim(-1, -3)
 
@@ -61,7 +59,7 @@ def dyadic_levels(w: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class Level(NamedTuple):
-    """The weights of one dyadic level."""
+    """The decay factors of one dyadic level, between each row of a block of 2s rows and the block's middle."""
 
     s: int
     key: Tensor  # [..., C/(2s), s, K], of every left half; for s = 1, where no decay lies between two rows, ones
@@ -69,7 +67,7 @@ class Level(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """All decay factors of a chunk, in [0, 1]."""
+    """All decay factors of a chunk of C rows, in [0, 1], from its natural-log decays."""
 
     before: Tensor  # e^{sum of w over the chunk's rows before a row}, [..., C, K]
     after: Tensor  # over those after it
@@ -78,7 +76,7 @@ class Decays(NamedTuple):
 
 
 def decays(w: Tensor) -> Decays:
-    """Return the exponentials of `block_sums` and `dyadic_levels` of w [..., C, K]."""
+    """Return the decay factors of chunks with natural-log decays w [..., C, K], <= 0: exponentials of `block_sums`."""
     levels = []
     for s, before, after in block_sums(w):
         if 1 < s < w.shape[-2]:

@@ -1,4 +1,4 @@
-"""The choice of a backend: "triton" kernels, "torch" on any device, or the "reference" recurrence."""
+"""Chooses a backend, "triton" kernels, "torch" on any device or the "reference" recurrence, and imports its kernels."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ def has_triton() -> bool:
 
 
 def interpreted() -> bool:
-    """Return whether this process uses Triton's interpreter, which runs kernels on CPU tensors."""
+    """Whether this process uses Triton's interpreter, which runs kernels on CPU tensors (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -43,16 +43,14 @@ def interpreted_alone() -> Iterator[None]:
 
 
 def interpreted_too_late() -> bool:
-    """Return whether TRITON_INTERPRET was set after `import triton`, whose library functions are compiled ones then."""
+    """Whether TRITON_INTERPRET was set after `import triton`, so that its library functions are compiled ones."""
     language = sys.modules.get("triton.language")
     return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
 
 
 def choose_backend(backend: str | None, x: Tensor) -> str:
-    """Return the backend; default: triton on CUDA (float64: torch), torch elsewhere.
-
-    Raises an error that names the remedy where the backend cannot run.
-    """
+    """Return the backend; default: triton on CUDA (float64: torch), torch elsewhere. x: the operator's first tensor.
+    Raises ValueError, TypeError or RuntimeError, with the remedy, if `backend` is unknown or cannot run."""
     if backend is None:
         return "triton" if x.is_cuda and x.dtype != torch.float64 and has_triton() else "torch"
     if backend not in BACKENDS:
@@ -80,24 +78,23 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
 
 
 def fits_fused(x: Tensor, v: Tensor) -> bool:
-    """Return whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
+    """Whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
     least, most = FUSED_CHANNELS
     return x.element_size() == 2 and least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
 
 
 @cache
 def kernels(package: str, form: str):
-    """Import the Triton code of an operator's form on first use: `import flakit` works without Triton.
-
-    form: "chunk", "recurrent", or "fused_chunk" for heads that `fits_fused`, where the operator has such kernels.
-    """
+    """Import the Triton code of an operator's form on first use, so that `import flakit` works without Triton. form:
+    "chunk", "recurrent", or "fused_chunk" for heads that `fits_fused`, where the operator has such kernels."""
     from .ahead_triton import Kernels
 
     return Kernels(import_module(f".{form}_triton", package))
 
 
 def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:
-    """Return the chunk length, a power of two; on Triton the nearest of `kernels`; 0 for the backend's own choice."""
+    """Return the chunk length, a power of two; on Triton the nearest of `kernels`; 0 for the backend's own choice.
+    Raises ValueError for any other `chunk_size`."""
     if chunk_size is None:
         return 0
     whole = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
@@ -107,7 +104,7 @@ def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, .
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast tensors to autocast's dtype where it is enabled for their device; float64 stays, as in PyTorch's own."""
+    """Return the tensors in autocast's dtype if it is enabled for their device; float64 stays, as in PyTorch's own."""
     device = tensors[0].device.type
     # Querying autocast for meta tensors raises. `is_autocast_available` would tell, but PyTorch 2.11 cannot compile it.
     if device == "meta" or not torch.is_autocast_enabled(device):

@@ -1,4 +1,4 @@
-"""RWKV6's gate, an unbounded log decay: w = -exp(x)."""
+"""RWKV6's gate: w = -exp(x), which turns any number x into a natural-log decay w <= 0."""
 
 import torch
 from torch import Tensor

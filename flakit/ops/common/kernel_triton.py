@@ -1,4 +1,4 @@
-"""Kernel launches with a cache of compiled code by signature of arguments.
+"""Launches kernels with a cache of compiled code by signature of arguments.
 
 At each launch Triton computes the specialization of the arguments in Python, which takes longer than all other host
 work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signature here takes 1 and 3. New signatures
@@ -56,8 +56,7 @@ TURN = Turn()
 
 
 class Translated:
-    """A base of sources, what Triton compiles, whose translation to its intermediate representation ends the thread's
-    `TURN`."""
+    """Base class of Triton's kernel sources that releases `TURN` once a source is translated to Triton's own code."""
 
     def make_ir(self, *args):
         module = super().make_ir(*args)
@@ -66,7 +65,7 @@ class Translated:
 
 
 class _Source(Translated, ASTSource):
-    """The source of a Triton kernel."""
+    """The source of a Triton kernel, which releases `TURN` before LLVM compiles."""
 
 
 class Kernel(JITFunction):
@@ -106,11 +105,11 @@ class Kernel(JITFunction):
 
 
 def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
-    """Return a key at least as fine as Triton's specialization, None where Triton may use other properties; and the
-    arguments with addresses for tensors, about which Triton would ask the driver.
+    """Return a cache key and the launch's arguments, with addresses in place of tensors.
 
-    The key begins with the device of the tensors and has their dtypes; none may be on the CPU (device -1), and their
-    addresses must be multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
+    The key is at least as fine as Triton's specialization, or None where Triton may use other properties. It begins
+    with the device of the tensors and has their dtypes; none may be on the CPU (device -1), and their addresses must be
+    multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
     """
     device, addresses, values = 0, 0, []
     settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
@@ -135,7 +134,7 @@ def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
 
 
 def runs_gluon(*tensors: Tensor) -> bool:
-    """Return whether kernels in Gluon, Triton's language of explicit layouts, can be launched on these tensors.
+    """Whether kernels in Gluon, Triton's language of explicit layouts, can be launched on these tensors.
 
     They are written for Hopper GPUs and for addresses that are multiples of 16. Tools that rewrite kernels do not know
     Gluon; the function that they set as `JITFunction.run` has the attribute `rewrites`.

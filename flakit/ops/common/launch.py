@@ -17,6 +17,8 @@ import torch
 
 
 class Launch(NamedTuple):
+    """The launch parameters of one kernel for one width of inputs, a row of the table."""
+
     BK: int
     """Largest block of key channels of a program; a smaller K takes the next power of two, at least 16."""
     BV: int
@@ -145,7 +147,7 @@ ROWS = {
 
 
 class Table(dict):
-    """Rows by (kernel, width). `table[key]` is the row for this machine's GPUs; all else sees the built-in rows."""
+    """Launch rows by (kernel, width). `table[key]` is the row for this machine's GPUs; all else sees built-in rows."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Launch]):
         super().__init__(rows)
@@ -170,7 +172,7 @@ class Table(dict):
 
     @contextmanager
     def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
-        """Prefer these rows to all others, in every thread: a backward runs in its own thread."""
+        """In the `with` block, prefer these rows to all others, in every thread, since a backward runs in its own."""
         before, self._overrides = self._overrides, {**self._overrides, **rows}
         self._known.clear()
         try:
@@ -212,7 +214,7 @@ def elements(size: int, rows: int, limit: int) -> int:
 
 
 class Chip(NamedTuple):
-    """Properties of a CUDA device."""
+    """The limits of a CUDA device that decide which launches fit."""
 
     name: str
     capability: int
@@ -237,7 +239,7 @@ def chips() -> list[Chip]:
 
 
 def rows_file(capability: int) -> Path:
-    """Return the file of rows tuned on such a device, in the folder FLAKIT_ROWS or beside this module."""
+    """Return the path of the rows tuned on a device, in FLAKIT_ROWS or beside this module. capability: 90 for sm_90."""
     folder = os.environ.get("FLAKIT_ROWS")
     return (Path(folder) if folder else Path(__file__).with_name("rows")) / f"sm_{capability}.json"
 
@@ -273,13 +275,13 @@ def _positive(x: object) -> bool:
 
 
 def rows_for(chip: Chip) -> dict[tuple[str, str], Launch]:
-    """Return the rows that replace built-in ones on a device."""
+    """Return the rows that replace built-in ones on a device, from its file; raises ValueError for a malformed file."""
     _, tuned = read_rows(rows_file(chip.capability))
     return tuned
 
 
 @cache
 def _rows_here() -> dict[tuple[str, str], Launch]:
-    """Return the rows for this machine's GPUs; GPUs of several capabilities use the built-in rows, which fit all."""
+    """Return the rows for this machine's GPUs, {} if they differ in capability: the built-in rows fit all."""
     here = chips()
     return rows_for(here[0]) if len(here) == 1 else {}

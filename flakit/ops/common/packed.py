@@ -1,4 +1,4 @@
-"""Packed sequences: N sequences laid end to end in a batch of one, with offsets cu_seqlens [N + 1]."""
+"""Packed sequences in PyTorch: N sequences laid end to end in a batch of one, with offsets cu_seqlens [N + 1]."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,11 +18,11 @@ class Bucket(NamedTuple):
     filled: Tensor  # [n, L], False for padding
 
     def rows(self, x: Tensor) -> Tensor:
-        """[1, T, ...] -> [n, L, ...]. Padding rows are zero: log decay 0, no read, no write."""
+        """Return the bucket's rows [n, L, ...] of x [1, T, ...]. Padding is zero: log decay 0, no read, no write."""
         return x[0, self.tokens].masked_fill_(~self.filled.view(*self.filled.shape, *[1] * (x.ndim - 2)), 0)
 
     def states(self, x: State | None) -> State | None:
-        """[N, ...] -> [n, ...]."""
+        """Return the bucket's states, [n, ...] of x [N, ...]; None for None."""
         return None if x is None else x[self.members] if isinstance(x, Tensor) else tuple(y[self.members] for y in x)
 
 
@@ -52,19 +52,19 @@ def buckets(cu_seqlens: Tensor) -> list[Bucket]:
 
 
 def joined_rows(cut: Iterable[Bucket], parts: Sequence[Tensor], T: int) -> Tensor:
-    """Join the buckets' rows [n, L, ...] -> [1, T, ...]; rows of no sequence are zero."""
+    """Join the buckets' rows, [n, L, ...] each, to [1, T, ...]; rows of no sequence are zero."""
     return _joined([x.tokens[x.filled] for x in cut], [y[x.filled] for x, y in zip(cut, parts, strict=True)], T)[None]
 
 
 def joined_states(cut: Iterable[Bucket], parts: Sequence[State]) -> State:
-    """Join the buckets' states [n, ...] -> [N, ...]."""
+    """Join the buckets' states, [n, ...] each, to [N, ...]."""
     if isinstance(parts[0], Tensor):
         return _joined([x.members for x in cut], parts, sum(len(x.members) for x in cut))
     return tuple(joined_states(cut, x) for x in zip(*parts, strict=True))
 
 
 def _joined(places: Sequence[Tensor], parts: Sequence[Tensor], size: int) -> Tensor:
-    """Scatter rows to their places in [size, ...], zero elsewhere."""
+    """Scatter rows to their places in a tensor [size, ...] that is zero elsewhere, and return it."""
     joined = parts[0].new_zeros(size, *parts[0].shape[1:])
     for place, part in zip(places, parts, strict=True):
         joined[place] = part

@@ -128,7 +128,7 @@ def close_kernel(
 
 
 class Pieces(NamedTuple):
-    """The layout of all sequences in pieces of one size."""
+    """The layout of all packed sequences cut into pieces of one size in tokens, chunks for example."""
 
     capacity: int
     """An upper bound on the number of pieces, independent of the offsets' values."""
@@ -139,8 +139,8 @@ class Pieces(NamedTuple):
 
 
 class Packing:
-    """N sequences packed into T rows. Each layout is launched once, by a forward for its backward too; `saved_shapes`
-    needs sizes alone and launches nothing."""
+    """N sequences packed into T rows, for the kernels of one call. Offsets stay on the device. Each layout is launched
+    once, by a forward for its backward too. `saved_shapes` needs sizes alone and launches nothing."""
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
@@ -164,7 +164,7 @@ class Packing:
         return self.T // tokens + self.N
 
     def request(self, tokens: int, least: int = 0) -> None:
-        """Request `pieces`: the next launch lays them out along with others."""
+        """Request `pieces` of so many tokens, at least `least` a sequence; one launch lays out several requests."""
         if (tokens, least) not in self._laid_out and (tokens, least) not in self._requested:
             self._requested.append((tokens, least))
 
@@ -176,7 +176,7 @@ class Packing:
         return self._laid_out[tokens, least]
 
     def _lay_out(self) -> None:
-        """Lay out the requested sizes in one launch, at most SIZES of them."""
+        """Lay out the requested sizes of pieces in one launch, at most SIZES of them."""
         keys, self._requested = self._requested[:SIZES], self._requested[SIZES:]
         keys = keys or [(max(self.T, 1), 0)]  # a program writes `before` of some size in any case
         N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4

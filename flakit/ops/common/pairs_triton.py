@@ -1,5 +1,9 @@
 """Scores of token pairs within a chunk, and their gradients, by dyadic levels (`common.decay`), whose factors are all
-in [0, 1]; where the decays of a block of rows allow it, by one product about the block's middle."""
+in [0, 1]; where the decays of a block of rows allow it, by one product about the block's middle.
+
+Terms: at a level, the chunk is cut into halves of 1 << level rows; a right half's rows read the keys of the left half
+before it. A row's factor is the decay between it and the boundary of the two halves.
+"""
 
 import triton
 import triton.language as tl
@@ -51,7 +55,7 @@ def level_decays(b_w, level, C: tl.constexpr):
 
 @triton.jit
 def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
-    """Return e^{`level_decays`}, [C, BK]; SCALED: times 2^14 (`UNDO_WEIGHTS`)."""
+    """Return the factors e^{`level_decays`} of a level, [C, BK]; SCALED: times 2^14 (`UNDO_WEIGHTS`)."""
     weight = exp(level_decays(b_w, level, C))
     if SCALED:
         weight *= 16384.0
@@ -89,7 +93,7 @@ def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def about_blocks(b_w, C: tl.constexpr):
-    """Return `about_middles` of blocks of `BLOCK` rows, and whether every block is mild."""
+    """Return `about_middles` of blocks of `BLOCK` rows, and whether all are mild, so that their factors fit float32."""
     read, key = about_middles(b_w, BLOCK, C)
     margin = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
     return read, key, tl.min(margin) > 0
@@ -97,8 +101,8 @@ def about_blocks(b_w, C: tl.constexpr):
 
 @triton.jit
 def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED: tl.constexpr, SCALED: tl.constexpr):
-    """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only;
-    TRANSPOSED: its transpose."""
+    """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only.
+    b_q, b_k, b_w [C, BK]: b_w are log decays. TRANSPOSED: return the transpose. SCALED: for 16-bit inputs."""
     within_blocks = tl.zeros([C, C], dtype=tl.float32)
     first_level = 0
     if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
@@ -130,7 +134,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
 
 @triton.jit
 def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return what pairs inside the chunk add to dq, dk and dw, [C, BK] each. pairs: dA + dA^T without the diagonal."""
+    """Return what pairs in a chunk add to dq, dk and dw, [C, BK] each. pairs [C, C]: dA + dA^T, diagonal excluded."""
     o_c = tl.arange(0, C)
     b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     q, q_unit = scaled_rows(b_q, SCALED)

@@ -1,5 +1,8 @@
-"""What all launches of a chunked call share: sizes, the partition into chunks, the storage of states, and the launches
-that compute the state entering each chunk (`stream_triton`)."""
+"""The plan of a chunked call in Triton: sizes, the partition into chunks, the storage of states, and the launches that
+compute the state entering each chunk (`stream_triton`).
+
+A chunk is mild if its decays fit float32 about its middle row (`tiles_triton`); kernels have a faster path for these.
+"""
 
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -26,8 +29,8 @@ from .stream_triton import scan_kernel, stream_kernel
 
 
 class Stored(NamedTuple):
-    """Stored states [chunks, H, K, V]; where they are 16-bit, the scales of their rows and of the rows of the states at
-    the middles of chunks, [chunks, H, NV, K] each, flat."""
+    """The stored states of all chunks, [chunks, H, K, V]; where they are 16-bit, also the scales of their rows, and
+    those of the states at the middles of chunks, [chunks, H, NV, K] each, flat."""
 
     states: torch.Tensor
     scales: torch.Tensor | None
@@ -37,7 +40,8 @@ class Stored(NamedTuple):
 class ChunkPlan:
     """What all launches of a call share: sizes, positions of chunks, precision, and rows of the launch table.
 
-    op: prefix of its rows in the launch table; x: a sequence [B, T, H, rows]; V: columns of the state [rows, V].
+    op: prefix of its rows in the launch table; x: a sequence [B, T, H, rows]; V: columns of the state [rows, V]. flags:
+    how many numbers say whether a chunk of a head is mild; 0: one for each block of K.
     """
 
     blocks = False
@@ -59,7 +63,7 @@ class ChunkPlan:
 
     @cached_property
     def at_once(self) -> int:
-        """Chunks and heads whose flags a program reads at once, where few or none may be left for its launch."""
+        """How many chunks and heads a program of the dyadic path checks by one load, as few or none may be its own."""
         enough = self.chunks * self.H // (2 * FULL_GPU)
         return min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
 
@@ -79,22 +83,20 @@ class ChunkPlan:
         return dict(common), *blocks
 
     def paths(self, kernel: str):
-        """Yield the launches of a kernel that works inside chunks: (keyword arguments, blocks along V)."""
+        """Yield the launches of a kernel that works inside chunks, mild, then dyadic: (arguments, blocks along V)."""
         for path in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, _, NV = self.sizes(f"{kernel}.{path}")
             yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(path == "mild")), NV
 
     def stored_shape(self, V: int) -> tuple[int, ...]:
-        """Return the shape of the float32 tensor that stores the state entering every chunk; it does not depend on the
-        values of offsets."""
+        """Return the shape of the float32 tensor that stores the state entering every chunk, whatever the offsets."""
         if not self.scaled:
             return self.chunks, self.H, self.rows, V
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         return (2 * _whole_lines(self._scales(V)) + states,)
 
     def _scales(self, V: int) -> int:
-        """Return the number of row scales of 16-bit states, one for each row and block along V. The states at the
-        middles of chunks have as many again."""
+        """Return the number of row scales of 16-bit states, one for each row and block along V, excluding middles'."""
         return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
 
     def allocate_states(self, V: int) -> torch.Tensor:
@@ -222,7 +224,7 @@ class ChunkPlan:
         return lambda: finish()[0]
 
     def _start_parts(self, inputs, w, scale, parts, where, grid, common):
-        """Do `start_parts` for each (x, y, first, last) of inputs; the function returned returns their list."""
+        """As `start_parts`, for each (x, y, first, last) of inputs; the function returned returns a list of states."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
@@ -266,7 +268,7 @@ def _pair(streams: list[tuple]) -> tuple:
 
 
 def block_of(C: int, size: int, limit: int) -> int:
-    """Return `launch.block`, but at least `NARROWEST` in long chunks, whatever the limit."""
+    """Return `launch.block(size, limit)`, but in long chunks of C rows at least `NARROWEST`, whatever the limit."""
     return max(block(size, limit), NARROWEST if C == LONG_CHUNK_SIZE else 0)
 
 

@@ -41,7 +41,7 @@ NOTE = 2048
 
 
 class Piece(NamedTuple):
-    """The sequences on a rank."""
+    """The sequences on one rank, whose slice of T may begin and end inside a sequence."""
 
     first: int  # index of the first packed sequence here
     offsets: list[int] | None  # of the sequences here, within the slice; None for a batch
@@ -111,7 +111,7 @@ def local_pieces(slices: Sequence[tuple[int, bool, bool]]) -> list[Piece]:
 
 
 class LinearMap(NamedTuple):
-    """How to compute and apply an operator's M."""
+    """How to compute and apply M, an operator's linear map of a slice on the state that enters it."""
 
     shape: Callable  # (tensors) -> the shape of M, [B, H, ...]
     compute: Callable  # (operator, tensors, settings) -> M
@@ -165,8 +165,8 @@ def gathered(x: Tensor, group) -> Tensor:
 
 
 def _gathering(group, *parts: Tensor) -> Callable[[], list[Tensor]]:
-    """Start an all-gather of several tensors in one message; return a function that waits for them, [ranks, ...] each,
-    in float64, in which the maps of ranks are composed."""
+    """Start an all-gather of several tensors in one message. Return a function that waits for them and returns each,
+    [ranks, ...] in float64, in which the maps of ranks are composed."""
     wait = gathering(torch.cat([x.flatten() for x in parts]), group)
 
     def split() -> list[Tensor]:
@@ -185,14 +185,13 @@ _compared = WeakKeyDictionary()
 
 
 def _always_compares(x: Tensor, packed: bool) -> bool:
-    """Return whether ranks compare every call, and not only the first of its kind: where that does not synchronize with
-    a GPU, or the call does so anyway."""
+    """Whether ranks compare every call, not only the first of its kind: where that adds no wait for a GPU."""
     return packed or check.looks_at_values(x)
 
 
 def _exchange(group, device: torch.device, shared: dict, **own) -> list[dict]:
-    """Gather every rank's description of its call. Raise a `Disagreement` on all ranks if `shared` differs, or if one
-    rank refused its arguments."""
+    """Gather every rank's description of its call; return them. Raises `Disagreement` on all ranks if `shared` differs,
+    or if one rank refused its arguments."""
     note = bytearray(json.dumps(shared | own).encode().ljust(NOTE))
     every = gathered(torch.frombuffer(note, dtype=torch.uint8).to(device), group)
     notes = [json.loads(bytes(x)) for x in every.tolist()]
@@ -211,7 +210,7 @@ def _exchange(group, device: torch.device, shared: dict, **own) -> list[dict]:
 
 def compared(group, x: Tensor, packed: bool, shared: dict, **own) -> list[dict] | None:
     """Return every rank's description of its call: `shared`, which must be equal, and `own`, its T and the like; None
-    where a call on a GPU equals one compared before. shared["call"]: the operator."""
+    where a call on a GPU equals one compared before. shared["call"]: the operator. Raises `Disagreement`."""
     known, call = _compared.setdefault(group, set()), (shared["call"], str(shared))
     if not _always_compares(x, packed) and call in known:
         return None
@@ -288,12 +287,13 @@ def _has_no_tokens(x: object) -> bool:
 
 
 def is_context(x: object) -> bool:
-    """Return whether x is a `cp_context` of flash-linear-attention's fla.ops.cp, by its attributes."""
+    """Whether x is a `cp_context` of flash-linear-attention's fla.ops.cp, by its attributes."""
     return x is not None and all(hasattr(x, n) for n in ("group", "cu_seqlens", "pre_num_ranks", "post_num_ranks"))
 
 
 def chosen(group, cp_context):
-    """Return the group to pass on, for functions with a separate keyword for a `cp_context`."""
+    """Return the group to pass on, for functions with a separate keyword for a `cp_context`. Raises TypeError if
+    `cp_context` is none, ValueError if both are given."""
     if cp_context is None:
         return group
     if not is_context(cp_context):
@@ -324,7 +324,7 @@ def _straddles(context, offsets, initial_state, output_final_state) -> tuple[boo
 
 
 class Call(NamedTuple):
-    """What a forward and its backward share over ranks."""
+    """What a forward and its backward over ranks share: the operator, the group, the pieces, and the settings."""
 
     operator: object  # a `registration.Registered`
     group: object
@@ -347,7 +347,8 @@ def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *sett
     """Compute what `Registered.__call__` returns, for this rank's slice.
 
     states: of all sequences; those of sequences that begin here are read. The final states are those of sequences that
-    end here, zeros for all others.
+    end here, zeros for all others. Raises ValueError or `Disagreement` if a rank's arguments do not fit those of
+    others.
     """
     group, empty, straddles = over
     first, packed = tensors[0], cu_seqlens is not None
@@ -404,7 +405,7 @@ def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *sett
 
 
 def _with(states, rows: slice, values: list[Tensor], shapes) -> list[Tensor]:
-    """Copy the parts of states, None as zeros, and replace some rows by values."""
+    """Return copies of a state's parts, None as zeros, in which some rows are replaced by values."""
     copies = []
     for x, y, shape in zip(states, values, shapes, strict=True):
         x = y.new_zeros(shape) if x is None else x.to(y.dtype, copy=True)
@@ -446,11 +447,8 @@ def _exchange_grads(call: Call, Ms: Tensor, dN: list[Tensor], dstates, shapes) -
 
 
 class _Ranks(torch.autograd.Function):
-    """An operator whose initial states come from earlier ranks.
-
-    Kernels that compute M and N of a whole slice themselves receive the states as functions of both
-    (`ahead_triton.Kernels`).
-    """
+    """The autograd function of an operator over ranks: the initial states come from earlier ranks. Kernels that compute
+    M and N of a whole slice themselves receive the states as functions of both (`ahead_triton.Kernels`)."""
 
     @staticmethod
     def forward(ctx, call, offsets, *inputs):

@@ -29,8 +29,7 @@ def load_turn(
     U: tl.constexpr,
 ):  # fmt: skip
     """Issue the loads of tokens t … t + U - 1 of a sequence. Return a tuple for each token: [1, BK] from each of `keys`
-    [rows, K], then [BV, 1] from each of `values` [rows, V]; zeros outside the sequence.
-    """
+    [rows, K], then [BV, 1] from each of `values` [rows, V]; zeros outside the sequence."""
     turn = ()
     for n in tl.static_range(U):
         row, within = (start + t + n) * H + i_h, (t + n >= 0) & (t + n < length)
@@ -103,7 +102,8 @@ def relayout(p, x, m):
 
 
 def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
-    """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]."""
+    """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]. Raises ValueError
+    if K exceeds the kernel's largest block."""
     return _blocks_and_options(TABLE[kernel, width(x.element_size())], x.shape[-1], V)
 
 

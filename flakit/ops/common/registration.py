@@ -1,4 +1,4 @@
-"""Registration of an operator with PyTorch: two custom operators (forward, backward), their fakes, and autograd.
+"""Registers an operator with PyTorch: two custom operators (forward, backward), their fakes, and autograd.
 
 The three operators differ in their tensors, in the parts of their state and in the tensors saved for the backward; all
 else about registration is here. An operator's `api.py` checks the arguments of users, creates one `Registered` and
@@ -117,7 +117,7 @@ class Registered:
         return parts[0] if single else tuple(parts)
 
     def _parts(self, state):
-        """Return the parts of a state; none if it is a function."""
+        """Return the parts of a state as a tuple, empty for a function."""
         if callable(state):
             return ()
         return (state,) if len(self.states) == 1 else tuple(state)
@@ -167,17 +167,17 @@ class Registered:
         return o, final, saved if keep else None
 
     def _kernels(self, form: str, tensors):
-        """Return the Triton code for these tensors."""
+        """Return the `ahead_triton.Kernels` for a form and these tensors: fused ones where they fit."""
         if self.fused and form == "chunk" and fits_fused(tensors[0], tensors[self.tensors.index("v")]):
             form = "fused_chunk"
         return kernels(self.package, form)
 
     def accepts_functions(self, form: str, backend: str, tensors) -> bool:
-        """Return whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels`)."""
+        """Whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels`)."""
         return backend == "triton" and self._kernels(form, tensors).accepts_functions
 
     def check_values(self, tensors, states, cu_seqlens):
-        """Check the decays and, under `checked()`, that all is finite. states: parts of the initial state."""
+        """Check the decays and, under `checked()`, that all is finite; raises ValueError. states: initial parts."""
         name, at = self.decay
         check.check_decay(name, tensors[at], cu_seqlens)
         if not check.is_checked():
@@ -288,9 +288,8 @@ class Registered:
 
 
 def plain_eager(tensors: Sequence[Tensor]) -> bool:
-    """Return whether no compiler, tracer, transform, dispatch mode or tensor subclass is active. Then the custom
-    operator can be bypassed: calling it takes longer than a decode step, and its first call with gradients some seconds
-    of imports."""
+    """Whether no compiler, tracer, transform, dispatch mode or tensor subclass is active. Then the custom operator can
+    be bypassed: calling it takes longer than a decode step, and its first call with gradients seconds of imports."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
@@ -307,7 +306,7 @@ def plain_eager(tensors: Sequence[Tensor]) -> bool:
 
 
 def _contiguous(x):
-    """Make a tensor, or each of several, contiguous; return anything else unchanged."""
+    """Return a tensor, or each of several, contiguous; return anything else unchanged."""
     if isinstance(x, (tuple, list)):
         return tuple([y.contiguous() if isinstance(y, Tensor) else y for y in x])
     return x.contiguous() if isinstance(x, Tensor) else x

@@ -1,5 +1,5 @@
-"""The states between chunks: each head has a state S [K, V], which decays along K, and which each chunk updates:
-S <- e^{total} S + written.
+"""The kernels of the states between chunks. Each head has a state S [K, V], which decays along K, and which each chunk
+updates: S <- e^{total} S + written.
 
 `stream_kernel` walks from chunk to chunk and stores the state entering each. Where heads and sequences are too few to
 fill a GPU, sequences are cut into parts: the stream first computes what each part writes, `scan_kernel` turns that, in
@@ -29,7 +29,8 @@ def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.c
              K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
              REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
-    """Advance the state b_S [BK, BV] by C rows with decays b_w; REVERSE: its gradient. See `stream_kernel`."""
+    """Return the state b_S [BK, BV] after C rows with log decays b_w [C, BK], as `stream_kernel` defines it; REVERSE:
+    its gradient before them."""
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
@@ -65,7 +66,7 @@ def _walk(
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry a tile of a state through a part. remainders, decay, mild: or None. See `stream_kernel`."""
+    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does. remainders, decay, mild: or None."""
     NK: tl.constexpr = (K + BK - 1) // BK
     i_ph = i_p * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)

@@ -1,4 +1,4 @@
-"""The position of a chunk, its tiles, the stored states between chunks, and the decay of a whole chunk.
+"""Tiles of a chunk, stored states between chunks, and a chunk's decay, for the kernels of the chunked form.
 
 A chunk is *mild* where its whole decay, taken about the middle row, provably fits float32. Kernels that work inside
 chunks are compiled once for mild chunks and once for all others, so that the common path stays small.
@@ -45,14 +45,14 @@ def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: 
 
 @triton.jit
 def prefetch_tile(p, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Prefetch (`prefetch`) what `load_tile` will load."""
+    """Prefetch into the L2 cache what `load_tile` will load with these arguments."""
     o_c = tl.arange(0, C)
     prefetch(p + (start * H + i_h) * D + o_c * (H * D) + i_d * BD, o_c < end - start, BD)
 
 
 @triton.jit
 def prefetch_state(states, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Prefetch (`prefetch`) what `load_state` will load."""
+    """Prefetch into the L2 cache what `load_state` will load with these arguments, where `there`."""
     o_k = i_k * BK + tl.arange(0, BK)
     prefetch(states + i.to(tl.int64) * K * V + o_k * V + i_v * BV, (o_k < K) & there, BV)
 
@@ -118,7 +118,7 @@ def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constex
 @triton.jit
 def load_state(states, scales, i, there, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                BV: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """Load a tile that `store_state` stored, [BK, BV], and its row scales, [BK]; zeros unless `there`."""
+    """Load a tile that `store_state` stored, [BK, BV], and its row scales, [BK], or ones; zeros unless `there`."""
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     b_S = tl.load(p_S, mask=m_S & there, other=0.0)
     unit = tl.full([BK], 1.0, tl.float32)
@@ -144,7 +144,7 @@ def is_zero(scales, i, there, i_k, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 @triton.jit
 def scaled_rows(x, SCALED: tl.constexpr):
-    """Return x [N, D] as the operand of a single float16 product and its row scales [N] (`scaled`); or x and ones."""
+    """Return x [N, D] as the operand of one float16 product, and its row scales [N]; without SCALED, x and ones."""
     unit = tl.full([x.shape[0]], 1.0, tl.float32)
     if SCALED:
         x, unit = scaled(x)
@@ -222,24 +222,22 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def mildest(mild, i, FLAGS: tl.constexpr):
-    """Return the least of the flags of chunk-and-head i."""
+    """Return the least flag of chunk-and-head i, from `halves_and_mild`: 0 if not even all of its blocks are mild."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=2), 0)
 
 
 @triton.jit
 def handles(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
-    """Return whether this launch handles chunk-and-head i: the mild launch takes those mild in every block of K."""
+    """Whether this launch handles chunk-and-head i: the mild launch takes those mild in every block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
 
 
 @triton.jit
 def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
-    """Return whether AT_ONCE chunks-and-heads from `first` on are all mild, which leaves the dyadic launch no work.
-
-    One load serves all of them: a launch without work spends its time waiting for these loads.
-    """
+    """Whether AT_ONCE chunks-and-heads from `first` on are all mild, which leaves the dyadic launch no work. One load
+    serves all of them: a launch without work spends its time waiting for these loads."""
     o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
     flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
     return tl.min(flags, 0) > 0
@@ -247,7 +245,7 @@ def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
 
 @triton.jit
 def not_mild(mild, i, total, FLAGS: tl.constexpr):
-    """Return whether chunk-and-head i is below `total` and not mild in every block of K."""
+    """Whether chunk-and-head i is below `total` and not mild in every block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=(o < FLAGS) & (i < total), other=1), 0) == 0
 

@@ -31,7 +31,7 @@ _nan_decays_pass: ContextVar[bool] = ContextVar("flakit_nan_decays_pass", defaul
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Check values on the GPU too, for a few synchronizations a call: `with flakit.checked(): ...`.
+    """In the `with` block, check values on the GPU too, for a few synchronizations a call.
 
     There, and on a CPU too, a NaN or an infinity in any input (except -inf in the decay) raises a ValueError with the
     argument's name and the first index. Unchecked, it enters the computation, and in a chunked form reaches earlier
@@ -46,10 +46,8 @@ def checked() -> Iterator[None]:
 
 @contextmanager
 def nan_decays_pass() -> Iterator[None]:
-    """Accept NaN decays on a CPU too, as on a GPU; not under `checked()`.
-
-    A training step then ends with a NaN loss, which can be counted, and all ranks finish the step.
-    """
+    """In the `with` block, accept NaN decays on a CPU too, as on a GPU; not under `checked()`. A training step then
+    ends with a NaN loss, which can be counted, and all ranks finish the step."""
     token = _nan_decays_pass.set(True)
     try:
         yield
@@ -109,7 +107,8 @@ def _signature(args: tuple) -> tuple | None:
 
 
 def check_tensor(name: str, x: object, shape: Mapping[str, int | None], like: str = "") -> None:
-    """Check that x is a floating tensor of `shape`, which maps axis names to sizes in order (None: any size >= 1)."""
+    """Check that x is a floating tensor of `shape`, which maps axis names to sizes in order (None: any size >= 1).
+    Raises TypeError or ValueError. like: ends the expected shape in the message, " like r" for example."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     sizes = x.shape
@@ -145,7 +144,7 @@ def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") ->
 
 
 def check_number(name: str, x: object) -> float:
-    """Return a finite number, Python's or numpy's, as a float."""
+    """Return a finite number, Python's or numpy's, as a float. Raises TypeError or ValueError for anything else."""
     x = x.item() if isinstance(x, (np.integer, np.floating)) else x
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
@@ -187,7 +186,8 @@ def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") ->
 
 
 def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", name: str = "cu_seqlens") -> None:
-    """Check shape, dtype and device of the offsets of packed sequences; `check_offsets` checks their values."""
+    """Check shape, dtype and device of the offsets of packed sequences; `check_offsets` checks their values. Raises
+    TypeError or ValueError. B: the batch, which must be 1. like: the argument whose device is expected."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected an integer tensor, got {type(x).__name__}")
     if x.dtype not in (torch.int32, torch.int64):
@@ -200,7 +200,8 @@ def check_cu_seqlens(x: object, B: int, device: torch.device, like: str = "r", n
 
 
 def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: torch.device, like: str = "r") -> int:
-    """Check both forms of the offsets, either of which may be None; return N, the number of sequences."""
+    """Check both forms of the offsets, each a tensor [N + 1] or None; return N, the number of sequences, B if unpacked.
+    Raises TypeError or ValueError, as `check_cu_seqlens`."""
     if cu_seqlens is None:
         if cu_seqlens_cpu is not None:
             raise ValueError(
@@ -220,10 +221,11 @@ def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: to
 def check_state(
     name: str, state: object, shape: Mapping[str, int], packed: bool, first: Tensor, like: str = "r"
 ) -> Tensor:
-    """Check a state of `shape`, whose first axis is N, against the operator's first sequence; return it in the dtype of
-    the computation.
+    """Return a state in the dtype of the computation, float32 or float64. Raises TypeError or ValueError for a wrong
+    one.
 
-    PyTorch differentiates the conversion, so the state's gradient has the state's dtype.
+    shape: expected, first N. first: the operator's first sequence. PyTorch differentiates the conversion, so the
+    state's gradient has the state's dtype.
     """
     check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
     check_device(name, state, first.device, like)
@@ -231,7 +233,7 @@ def check_state(
 
 
 def check_flag(name: str, flag: object) -> bool:
-    """Return a flag, Python's or numpy's, as a bool; None, which flash-linear-attention's layers pass, is False."""
+    """Return a flag, Python's or numpy's, as a bool, None as False; raises TypeError for anything else."""
     if flag is True or flag is False:
         return flag
     if flag is not None and not isinstance(flag, np.bool_):
@@ -248,7 +250,7 @@ def check_unused(
     checkpoint_level: object = 0,
     reverse: object = False,
 ) -> None:
-    """Check flash-linear-attention's keywords that have no effect here; refuse unsupported values with a remedy."""
+    """Check flash-linear-attention's keywords without effect here; raises ValueError or TypeError for other values."""
     if check_flag("head_first", head_first):
         raise ValueError("head_first: expected False, got True; give [B, T, H, ...], x.transpose(1, 2), instead")
     if check_flag("reverse", reverse):
@@ -263,9 +265,7 @@ def check_unused(
 
 def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: int, reads_values: bool = False) -> None:
     """Check the values of the offsets, and that both agree, where reading them does not synchronize with a GPU.
-
-    reads_values: whether the backend reads them anyway.
-    """
+    reads_values: whether the backend reads them anyway. Raises ValueError unless they ascend from 0 to T at most."""
     for name, x in (("cu_seqlens_cpu", cu_seqlens_cpu), ("cu_seqlens", cu_seqlens)):
         if x is None or not (reads_values or looks_at_values(x)):
             continue
@@ -282,7 +282,7 @@ def check_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, T: i
 
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
-    """Raise where a tensor has a forward-mode tangent, which a custom operator would silently drop."""
+    """Raise NotImplementedError if a tensor has a forward-mode tangent, which a custom operator would silently drop."""
     if forward_ad._current_level < 0:
         return  # no tangents exist
     message = "forward-mode differentiation is not supported, use reverse mode"

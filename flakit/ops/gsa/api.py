@@ -16,6 +16,8 @@ CHUNK_SIZES = (32, 64)
 
 
 class GSAOutput(NamedTuple):
+    """The result of GSA's functions, also a tuple (o, final_state)."""
+
     o: Tensor
     """[B, T, HQ, V], in the dtype of q."""
     final_state: tuple[Tensor | None, Tensor | None]

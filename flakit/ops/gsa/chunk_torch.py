@@ -33,14 +33,14 @@ from ..common.decay import Level, decays
 
 
 def _queries(x: Tensor, H: int, C: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H G, D] -> [B, H, N, C G, D]."""
+    """Cut x [B, T, H G, D] into chunks with the queries of a group as adjacent rows, [B, H, N, C G, D]."""
     G, D = x.shape[2] // H, x.shape[3]
     x = split_chunks(rearrange(x, "b t (h g) d -> b t h (g d)", h=H), C, dtype)
     return x.unflatten(-1, (G, D)).flatten(-3, -2)
 
 
 def _join_queries(x: Tensor, C: int, T: int) -> Tensor:
-    """The inverse of `_queries`."""
+    """Join chunks [B, H, N, C G, D] to [B, T, H G, D], the inverse of `_queries`."""
     D = x.shape[-1]
     return rearrange(join_chunks(x.unflatten(-2, (C, -1)).flatten(-2), T), "b t h (g d) -> b t (h g) d", d=D)
 
@@ -58,12 +58,12 @@ def _scores(read: Tensor, own: Tensor, s: Tensor, levels: list[Level]) -> Tensor
 
 
 def _slot_rows(states: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return (hk [B, H, K, M], hv [B, H, M, V]) with hk transposed to [B, H, M, K]."""
+    """Return the memories (hk [B, H, K, M], hv [B, H, M, V]) with hk transposed to [B, H, M, K], slots as rows."""
     return (None, None) if states is None else (states[0].mT, states[1])
 
 
 def softmax_grads(p: Tensor, dp: Tensor) -> Tensor:
-    """Return p (dp - <p, dp>), with dp relative to that of the most probable slot.
+    """Return a softmax's gradient p (dp - <p, dp>), with dp relative to that of the most probable slot. p, dp [..., M].
 
     Subtracting <p, dp> removes what all of dp share. Where one slot has nearly all of p, that is nearly all of its dp,
     and the difference would keep only a few digits.

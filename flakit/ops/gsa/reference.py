@@ -102,7 +102,7 @@ def steps(
         hk, hv = hk + initial_state[0], hv + initial_state[1]
 
     def grouped(x: Tensor) -> Tensor:
-        """Rows of all queries [B, HQ, *] -> [B, H, HQ / H, *]."""
+        """Return rows of all queries [B, HQ, *] as a group for each head, [B, H, HQ / H, *]."""
         return x.unflatten(1, (H, -1))
 
     forward = []
@@ -142,7 +142,7 @@ def steps(
 
 
 def forward(q, k, v, s, g, scale=None, initial_state=None) -> tuple[Tensor, States]:
-    """Run the recurrence from left to right: o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
+    """Run the recurrence from left to right; return o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
     o = []
     for step in steps(q, k, v, s, g, scale, initial_state):
         o.append(step.o)

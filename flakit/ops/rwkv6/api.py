@@ -15,6 +15,8 @@ CHUNK_SIZES = (32,)
 
 
 class RWKV6Output(NamedTuple):
+    """The result of RWKV6's functions, also a tuple (o, final_state)."""
+
     o: Tensor
     """[B, T, H, V], in the dtype of r."""
     final_state: Tensor | None

@@ -15,6 +15,8 @@ CHUNK_SIZES = (16, 32)
 
 
 class RWKV7Output(NamedTuple):
+    """The result of RWKV7's functions, also a tuple (o, final_state)."""
+
     o: Tensor
     """[B, T, H, V], in the dtype of r."""
     final_state: Tensor | None
@@ -280,7 +282,7 @@ def _map(operator, tensors, settings):
 
 
 def _apply_map(M, parts, transposed):
-    """Return M S or M^T S for each part of a state, computed in float64, which no PyTorch setting turns into TF32."""
+    """Return M S or, if transposed, M^T S for each part S of a state, in float64, for which PyTorch uses no TF32."""
     return [(M.mT if transposed else M).double() @ x.double() for x in parts]
 
 

@@ -90,8 +90,8 @@ class _Chunks:
 
 
 def _carry(total, read, local, U, x, write, written, state, reverse=False) -> tuple[Tensor, Tensor]:
-    """x = U (local + read S), then S <- diag(total) S + written + write^T x, chunk by chunk. Fill x; return every S and
-    the last one."""
+    """Compute x = U (local + read S), then S <- diag(total) S + written + write^T x, chunk by chunk. Fill x; return the
+    S entering each chunk and the last one."""
     B, H, N, K, V = written.shape
     entering, last = written.new_empty(B * H, N, K, V), written.new_empty(B, H, K, V)
     states = [*(entering.unbind(1)[::-1] if reverse else entering.unbind(1)), last.flatten(0, 1)]
