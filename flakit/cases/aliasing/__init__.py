@@ -1,16 +1,17 @@
 """A result that lives in an input's memory: the call is right, and everything after it is wrong.
 
-As reported (flash-linear-attention issue #36): two forms disagreed because they shared the tensor w, and `w.clone()`
-cured it. As measured, that report has another cause (see `chunk_vs_recurrent`), and no published version overwrote w.
-So `overwrite` is a constructed example of what the story describes: w becomes its running sum within each chunk.
+As reported (flash-linear-attention issue #36): the chunked and the recurrent form disagreed because they shared the
+tensor w, and `w.clone()` cured it. As measured, that report has another cause (see `chunk_vs_recurrent`), and no
+published version overwrote w. `overwrite` is therefore a constructed example of the reported fault: w becomes its
+running sum within each chunk.
 
-The real one is in the decoding of GSA (pull request #1191): for a single token without gradients the final state was
+The real fault is in the decoding of GSA (pull request #1191): for a single token without gradients, the final state was
 written to the memory of the caller's initial state. If one prompt is continued twice, to sample two answers or to
 search, the second answer continues the first. Longer inputs take another code path, so no test of states caught it.
 
 A kernel writes to an address without PyTorch's knowledge: `_version` does not change, and autograd raises no error.
-Comparing with a clone detects it (`flakit.numerics.mutation`). With the fault, the n-th call with the same arguments
-returns what the recurrence returns after n equal tokens: that is the `law`.
+Comparing each input with a clone made before the call detects it (`flakit.numerics.mutation`). The `law`: with the
+fault, the n-th call with the same arguments returns what the recurrence returns after n equal tokens.
 """
 
 from collections.abc import Mapping
@@ -45,12 +46,12 @@ def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> N
 
 
 def overwritten(T: int, chunk: int = CHUNK) -> float:
-    """Predict the fraction of w that `overwrite` changes: all but each chunk's first token."""
+    """Predict the fraction of w's elements that `overwrite` changes: all but each chunk's first token."""
     return (T - -(-T // chunk)) / T
 
 
 def inputs(*, B: int = 1, H: int = 2, K: int = 16, V: int = 16, M: int = 8, device: str = "cpu", seed: int = 0) -> dict:
-    """Draw one token of GSA and its initial state, a pair (hk [B, H, K, M], hv [B, H, M, V])."""
+    """Draw float32 inputs of GSA, one token, and its initial state, a pair (hk [B, H, K, M], hv [B, H, M, V])."""
     return make_inputs("gsa", B=B, T=1, H=H, K=K, V=V, M=M, initial_state=True, device=device, seed=seed)
 
 
@@ -65,12 +66,12 @@ def decode(
     in_place: bool = True,
     backend: str | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Decode one token of GSA without gradients, float32, no grouped queries: o [B, 1, H, V] and the final state, a
-    pair.
+    """Decode one token of GSA without gradients, as many q heads as k heads. Return o [B, 1, H, V] and the final state,
+    a pair (hk [B, H, K, M], hv [B, H, M, V]), all float32.
 
-    in_place: the fault: write the final state to the memory of `initial_state` instead of new memory.
+    in_place: True for the fault, which writes the final state to the memory of `initial_state`; False for new memory.
     backend: "triton" for the kernel, on a GPU or interpreted; "torch" for the same in PyTorch.
-    Raises ValueError for more than one token, or grouped queries.
+    Raises ValueError for more than one token, or if q has more heads than k.
     """
     if q.shape[1] != 1 or q.shape[2] != k.shape[2]:
         raise ValueError(f"q: expected one token [B, 1, H, K] with k's {k.shape[2]} heads, got {list(q.shape)}")
@@ -89,7 +90,7 @@ def decode(
 
 
 class Calls(NamedTuple):
-    """The results of repeated equal calls, and how the first one changed its inputs."""
+    """The results of repeated equal calls, and how the first call changed each of its inputs, by the input's name."""
 
     o: Tensor  # [calls, B, H, V]
     states: Tensor  # contents of the caller's hk before each call, [calls, B, H, K, M]
@@ -97,7 +98,7 @@ class Calls(NamedTuple):
 
 
 def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend: str | None = None) -> Calls:
-    """Call `decode` repeatedly with the same arguments, on a copy of the initial state."""
+    """Call `decode` `calls` times with the same arguments, on one copy of the initial state."""
     x = {**inputs, "initial_state": tuple(state.clone() for state in inputs["initial_state"])}
     returned, states = [], []
 
@@ -113,7 +114,7 @@ def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend:
 
 
 def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
-    """Predict each call's result, o [calls, B, H, V]: with the fault, that of a sequence of equal tokens."""
+    """Predict o of each call, [calls, B, H, V]: with the fault (in_place), o of the n-th of equal tokens."""
     tokens = calls if in_place else 1
     x = {name: inputs[name].expand(-1, tokens, -1, -1) for name in ("q", "k", "v", "s", "g")}
     o, _ = reference.forward(**x, initial_state=inputs["initial_state"])
@@ -137,7 +138,7 @@ def _difference(o: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One head, by call."""
+    """What `show` returns: the states and results of one batch element and head, call by call."""
 
     in_place: bool
     states: Tensor
@@ -145,11 +146,11 @@ class Shown(Measured):
     o: Tensor
     """Each call's result, [calls, V]."""
     off: Tensor
-    """Its relative difference from the first, over all heads, [calls]."""
+    """The relative L2 difference of each call's result from the first call's, over all heads, [calls]."""
     law: Tensor
     """The prediction of `off`."""
     counted: int
-    """In-place operations that PyTorch counted on that memory."""
+    """In-place operations that PyTorch counted on the initial state (`_version`)."""
 
 
 def show(
@@ -161,7 +162,7 @@ def show(
     M: Annotated[int, Range(1, 64)] = 8,
     seed: int = 0,
 ) -> Shown:
-    """Compare prediction and measurement for GSA's decoding of one token, called repeatedly with the same arguments."""
+    """Call GSA's decoding of one token repeatedly with equal arguments; compare each result with the `law`."""
     device, backend = kernel_place()
     x = inputs(K=K, V=V, M=M, device=device, seed=seed)
     measured, predicted = repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)
@@ -171,7 +172,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return what a faulty and a right call change, what PyTorch counts, and what the next call returns."""
+    """Return rows on the faulty and the right decoding and on `overwrite`: what a call changes and what PyTorch counts
+    of it, and for decoding how far the third call is off."""
     (device, backend), nan = kernel_place(), float("nan")
     x, rows = inputs(device=device), []
     for label, in_place in (("as it was", True), ("right", False)):

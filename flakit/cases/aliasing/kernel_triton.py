@@ -1,4 +1,4 @@
-"""Kernels that write where they read: PyTorch does not notice."""
+"""The two kernels of the case that write to the memory they read from, which PyTorch cannot notice."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from ...ops.common.dispatch import interpreted_alone
 
 @triton.jit
 def running_sum_kernel(w, T, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """w_t <- w_start + ... + w_t within each chunk of C tokens, in place. In registers: a row of w [BK]."""
+    """Overwrite w [B, T, H, K] with its running sum within each chunk of C tokens. In registers: a row [BK]."""
     i_c, i_bh = tl.program_id(0), tl.program_id(1)
     o_k = tl.arange(0, BK)
     b_sum = tl.zeros([BK], dtype=tl.float32)
@@ -24,7 +24,7 @@ def running_sum_kernel(w, T, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, 
 
 @interpreted_alone()
 def overwrite(w: Tensor, chunk: int) -> None:
-    """w [B, T, H, K], contiguous, becomes its running sum within each chunk."""
+    """Replace contiguous w [B, T, H, K] by its running sum within each chunk of `chunk` tokens, in place."""
     B, T, H, K = w.shape
     running_sum_kernel[triton.cdiv(T, chunk), B * H](w, T, H=H, K=K, C=chunk, BK=triton.next_power_of_2(K))
 
@@ -35,8 +35,8 @@ def decode_kernel(
     K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """One token of GSA for one head: hk <- hk diag(e^g) + k s^T, p = softmax(scale q^T hk), hv <- diag(e^g) hv + s v^T,
-    o = p^T hv. In registers: hk [BK, BM], hv [BM, BV]. Nothing in it is wrong: it writes where it is told to.
-    """
+    o = p^T hv. In registers: hk [BK, BM], hv [BM, BV]. The kernel is right; the fault is a caller that passes the same
+    addresses for hk and final_hk, hv and final_hv."""
     i_bh = tl.program_id(0)
     o_k, o_v, o_m = tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, BM)
     m_k, m_v, m_m = o_k < K, o_v < V, o_m < M
@@ -62,7 +62,8 @@ def decode_kernel(
 def decode(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor, hk: Tensor, hv: Tensor, scale: float, in_place: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """o [B, 1, H, V] and one token's final states, `in_place` in the memory of hk [B, H, K, M] and hv [B, H, M, V]."""
+    """Return o [B, 1, H, V] of one token and its final states hk [B, H, K, M], hv [B, H, M, V], contiguous float32 as
+    all inputs. in_place: the final states overwrite hk and hv; otherwise they are new tensors."""
     B, H, K, M = hk.shape
     V = hv.shape[-1]
     o = torch.empty_like(v)

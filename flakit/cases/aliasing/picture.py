@@ -1,4 +1,4 @@
-"""Call by call: the caller's state in memory, the result, and its difference from the first result."""
+"""The picture of `aliasing`, a row per call: the caller's state in memory, the result, its difference from call 1's."""
 
 import numpy as np
 from torch import Tensor
@@ -135,10 +135,10 @@ class Picture(Drawing):
 
 
 def _memory(shown: Shown) -> Tensor:
-    """The first numbers of the state before each call."""
+    """Return the first 32 numbers of the caller's hk before each call, [calls, 32]."""
     return shown.states.flatten(1)[:, :_PLACES]
 
 
 def _broken(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """A line from each start to its end, none between them."""
+    """Return coordinates of separate line segments for one `plot`: start, end and NaN for each, [3 n]."""
     return np.stack((start, end, np.full(len(start), np.nan)), 1).flatten()

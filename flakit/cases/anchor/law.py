@@ -1,5 +1,4 @@
-"""The law: how far the decay may grow before each tensor of a scheme becomes non-finite, without sums or
-exponentials."""
+"""The law: how far the decay may grow before each tensor of a scheme becomes non-finite, computed without a run."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -30,23 +29,24 @@ def limits(
     T: int | None = None,
     products: Callable[..., Products] = Products,
 ) -> dict[str, float]:
-    """Return for each tensor how far the decay may grow before it has a non-finite value; inf if it never has.
+    """Return for each tensor of an operator how far the decay may grow before it has a non-finite value; inf if it
+    never has.
 
     Without inputs: the largest |w| per token at uniform decay over T tokens (default: two chunks), operands of order 1.
     With inputs: the largest factor on their log decays, with their own operands' sizes; operands of order 1 if the
-    inputs have only decays. At a uniform decay of -1 that is again the largest |w| per token.
+    inputs have only decays. At a uniform decay of -1 that factor is again the largest |w| per token.
 
-    A factor exp(n |w|), with n tokens in its exponent, multiplies an operand; it is finite up to
-    |w| = (ln max - max(0, ln |operand|)) / n. The n and operands of a product are
-    scores   both factors of every pair that is needed: o sums them by row, dv by column;
+    A factor exp(n |w|), with n tokens in its exponent, multiplies an operand; it is finite up to |w| = (ln max - max(0,
+    ln |operand|)) / n. The n and operands of the three products (`Products`) are
+    scores   both factors of every pair that is needed: o sums scores by row, dv by column;
     read     its own query factor alone, and every key of the tile, also masked ones: zero times inf is NaN in a sum.
              A key that is used is also multiplied by its matrix element (RWKV6: dr; GSA: the slots' scores);
     written  its own key factor alone, and every query of the tile likewise (RWKV6: dk).
-    `operators` says which products each operator has, and which tensors they reach. The decay's gradient depends on all
-    of them; du, and a state that no product reaches, on none.
+    `Chunks.meets` lists the products of each operator, `reached` the tensors they reach. The decay's gradient depends
+    on all of them; du, and a state that no product reaches, on none.
     A sum of several large terms may overflow a percent or two earlier (`WITHIN`). If the mask comes too late
-    ("multiply", "none"), future pairs count with the product of both factors, and their sums make the law accurate to
-    a few percent only. Operands that depend on the decay (RWKV7's reads by a, GSA's p) are taken at strong decay.
+    ("multiply", "none"), future pairs count with the product of both factors, and their sums make the law accurate to a
+    few percent only. Operands that depend on the decay (RWKV7's reads by a, GSA's p) are taken at strong decay.
     Raises ValueError for an unknown scheme, operator, mask or dtype.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
@@ -78,7 +78,7 @@ def limits(
 
 
 def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
-    """Return the limits of one meeting's products. real: [N, C], True for tokens, False for padding."""
+    """Return the limits of one `Meeting`'s products. real: [N, C] boolean, True for tokens, False for padding."""
     mask, dtype = products.mask, products.dtype
     q, bare, k, dA = meeting
     reach = dict.fromkeys(Reach._fields, math.inf)
@@ -150,7 +150,7 @@ def law(
 ) -> float:
     """Return the limit of one tensor, default the smallest: ln(max) / n at uniform decay and operands of order 1.
 
-    knobs: keyword arguments of `limits`, such as op. Raises ValueError for an unknown tensor.
+    knobs: keyword arguments of `limits`, such as op. Raises ValueError for an unknown tensor, and as `limits` does.
 
     >>> round(law("none", tensor="dk"), 3), round(law("block-start", tensor="dk"), 3), law("dyadic")
     (1.386, 5.915, inf)
@@ -188,12 +188,12 @@ def worst(
     row: int | None = None,
     mask: str | None = None,
 ) -> list[Worst]:
-    """Return the largest exponents of a scheme for natural-log decays w [B, T, H, K], with their positions.
+    """Return the largest exponents of a scheme for natural-log decays w [B, T, H, K] <= 0, with their positions.
 
-    At most two: that of the stored factors and that of the others, if positive. The smallest ln(max) / exponent equals
-    the smallest of `limits` for operands of order 1: the largest factor on the decays.
-    mask: the scheme's right one, or "where" for exact differences masked after the exponential. ValueError for masks
-    that multiply: there future pairs count with both factors, and no single exponent decides.
+    At most two: the largest of the factors stored with an operand, and of the others, if positive. The smallest ln(max)
+    / exponent equals the smallest of `limits` for operands of order 1: the largest factor on the decays.
+    mask: the scheme's right one, or "where" for exact differences masked after the exponential. Raises ValueError for
+        masks that multiply: with them future pairs count with both factors, and no single exponent decides.
     Sums are float64. Positions are tokens below T: padding has the exponents of the last token.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
@@ -220,10 +220,11 @@ def worst(
 
 
 def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
-    """Return the largest exponent of stored (True) and of other (False) factors, for a batch of one.
+    """Return the largest exponent of the factors stored with an operand (key True) and of the others (False), for B =
+    1.
 
-    T: number of rows that are tokens; the others are in the last chunk or after it.
-    Each is a tensor: the exponent, its token (may be T or more), head and channel.
+    T: number of tokens; later rows, at the end of the last chunk, are padding. Each value is a tensor [4]: the
+        exponent, its token (may be T or more), head and channel. A kind without factors is missing.
     """
     chunk, candidates = products.w.shape[-2], {}
     for stored, start, exponents in _formed(products, T):
@@ -236,12 +237,12 @@ def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
 
 
 def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Tensor]]:
-    """Yield every needed exponent [1, H, N, rows, K], with whether its factor is stored, and its first row."""
+    """Yield for each factor of a tile: whether it is stored, its first row, its exponents [1, H, N, rows, K]."""
     chunk = products.w.shape[-2]
     left = torch.as_tensor(T - (products.w.shape[2] - 1) * chunk, device=products.w.device)  # tokens in the last chunk
 
     def real(exponents: Tensor, first: int) -> Tensor:
-        """Exclude the last chunk if its row `first` is padding: a tile that starts there is never needed."""
+        """Set the last chunk's exponents to -inf if its row `first` is padding: no such tile is needed."""
         exponents[:, :, -1:] = torch.where(first < left, exponents[:, :, -1:], -torch.inf)
         return exponents
 

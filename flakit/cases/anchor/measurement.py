@@ -18,9 +18,10 @@ from .schemes import Products, Scheme, find_scheme
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a scheme: its tensors, and the scores A [B, H, N, C, C] of the N chunks.
+    """The results of `run`: the operator's tensors by name, and the scores A [B, H, N, C, C] of the N chunks that
+    multiply v.
 
-    A multiplies v: in RWKV6 and RWKV7 the scores of r and k, in GSA those of the second pass, p and s.
+    In RWKV6 and RWKV7, A has the scores of r and k; in GSA those of the second pass, p and s.
     """
 
     scheme: Scheme
@@ -29,7 +30,7 @@ class Run:
 
     @property
     def non_finite(self) -> dict[str, Tensor]:
-        """Boolean masks of the non-finite elements of every tensor."""
+        """Boolean masks of the non-finite elements, by tensor."""
         return {name: ~x.isfinite() for name, x in self.tensors.items()}
 
     @property
@@ -93,7 +94,7 @@ KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
 
 
 class _Kernel(Products):
-    """`Products` whose tiles left of the diagonal come from the Triton kernel."""
+    """`Products` with the tiles left of the diagonal computed by the Triton kernels of `tiles_triton`."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores
@@ -113,7 +114,7 @@ class _Kernel(Products):
 
 
 def _own_form(of, inputs: Mapping[str, Tensor], do: Tensor, chunk: int) -> dict[str, Tensor]:
-    """Run flakit's own chunked form, with dyadic products and a decay gradient without cancellation."""
+    """Return o, final states and gradients of flakit's own chunked PyTorch form, for the gradient do of o."""
     x = [inputs[name].detach() for name in of.names]
     start = scale(of, inputs), inputs.get("initial_state")
     o, last = of.chunked.forward(*x, *start, chunk)
@@ -140,13 +141,13 @@ def exponents(
     index: int = 0,
     channel: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the two exponents of every pair (i, j) of chunk `index`, two maps [C, C].
+    """Return the exponents of the query and key factors of every pair (i, j) of chunk `index`: two float32 maps [C, C].
 
-    The query factor is exp(first), the key factor exp(second); above `LN_MAX` a factor is infinite. Both are the
-    largest over channels, or those of one `channel`. NaN for pairs that the scheme never computes. A pair of an exact
-    tile has one exponent, in the first map, and 0 in the second.
+    A factor is exp of its exponent, infinite above `LN_MAX`. Both maps have the largest over channels, or those of one
+    `channel`, NaN for pairs that the scheme never computes. A pair of an exact tile has one exponent, in the first map,
+    and 0 in the second.
     query: the reading tensor, for operators with two: RWKV7's "r" (inclusive, the default) or "a" (exclusive).
-    Raises ValueError for an unknown query or chunk.
+    Raises ValueError for an unknown query or chunk, and as `run` does.
     """
     of, scheme = find_operator(op), find_scheme(scheme)
     query = next(iter(of.reads)) if query is None else query
@@ -191,10 +192,10 @@ def onset(
     highest: float = 1e3,
     **knobs,
 ) -> dict[str, float]:
-    """Measure the counterpart of `limits`: the factor on the log decays at which each tensor becomes non-finite.
+    """Measure what `limits` predicts: for each tensor, the factor on the log decays from which it is non-finite.
 
     Bisects to a relative `tolerance`; every `run` serves all tensors. inf if a tensor is finite at `highest`.
-    near: values to try first, default the `limits`.
+    near: factors to try first, default the `limits`. knobs: keyword arguments of `run`.
     """
 
     decay = find_operator(op).decay

@@ -1,14 +1,14 @@
-"""RWKV6, RWKV7 and GSA in chunks, built on the products of `schemes` only, so that one scheme serves all of them.
+"""RWKV6, RWKV7 and GSA in chunks, built on `schemes.Products` alone, so that every anchor scheme serves all of them.
 
-They differ in whether reads come before or after the decay, which decides what anchors break:
+They differ in whether a read comes before or after its token's decay, which decides at which anchors it fails:
 
     RWKV6   r reads before its token decays anything: exclusive
     RWKV7   r reads after it: inclusive; a reads the state before it: exclusive
     GSA     both passes read after their token's gate: inclusive
 
 All compute the gradient of the decay from running sums (each read times its gradient, minus each key times its own), as
-published kernels do: finite wherever those are, but at strong decay a noisy difference of large numbers.
-No anchors are used between chunks: every exponent there is a sum of decays.
+published kernels do: finite wherever those are, but at strong decay a noisy difference of large numbers. Between chunks
+there is no anchor: every exponent there is a sum of decays, hence <= 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ from ...ops.rwkv7 import chunk_torch
 from .schemes import Products
 
 Reads = Callable[[Tensor, bool], Products]
-"""reads(w [B, H, N, C, K], inclusive) -> a chunk's `Products`."""
+"""reads(w [B, H, N, C, K], inclusive) -> the `Products` of all chunks, of reads after (inclusive) or before decay."""
 
 
 class Meeting(NamedTuple):
-    """The operands of a product of queries and keys with decay between them, from which a law takes their sizes.
+    """The operands of one product of queries and keys with decay between them. The law takes their sizes.
 
-    scaled, query, key: [B, H, N, C, K]; scaled is the query in the scores, query that in the key's gradient.
-    arriving: [B, H, N, C, C], the matrix that `read` and `written` multiply.
+    scaled, query, key: [B, H, N, C, K]; `scaled` is the query as in the scores, `query` as in the key's gradient.
+    arriving: [B, H, N, C, C], the matrix that `Products.read` and `Products.written` multiply.
     """
 
     scaled: Tensor
@@ -43,8 +43,8 @@ class Meeting(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far the decay may grow before a meeting's products become non-finite: the scores summed by row and by column,
-    `read` and `written`."""
+    """The factor on the decay from which each product of a `Meeting` is non-finite: the scores as summed by row and by
+    column, `Products.read`, `Products.written`."""
 
     rows: float
     columns: float
@@ -57,12 +57,12 @@ def _split(x: Mapping[str, Tensor], names: str, chunk: int, dtype: torch.dtype =
 
 
 def scale(of: type, x: Mapping[str, Tensor]) -> float:
-    """Return the inputs' scale, or the operator's default."""
+    """Return the scale in the inputs x, by default that of the operator's class `of`."""
     return x["k"].shape[-1] ** of.scale_power if x.get("scale") is None else x["scale"]
 
 
 def _of_tokens(x: Tensor, length: Tensor | None) -> Tensor:
-    """[B, H, N, C, K] with zeros in the rows from `length` on, which are no tokens."""
+    """Return x [B, H, N, C, K] with zeros in the padding, the rows from `length` on; unchanged without a length."""
     if length is None:
         return x
     N, C = x.shape[2:4]
@@ -70,7 +70,7 @@ def _of_tokens(x: Tensor, length: Tensor | None) -> Tensor:
 
 
 def _from_here_on(x: Tensor, T: int, length: Tensor | None) -> Tensor:
-    """Sum over t and all later tokens, [B, H, N, C, K] -> [B, T, H, K]. length: number of rows that are tokens."""
+    """Return sums over t and all later tokens, [B, H, N, C, K] -> [B, T, H, K]. length: as in `_of_tokens`."""
     return join_chunks(_of_tokens(x, length), T).flip(1).cumsum(1).flip(1)
 
 
@@ -79,12 +79,13 @@ def _diagonal(A: Tensor) -> Tensor:
 
 
 class Chunks:
-    """An operator in chunks. The constructor computes o and the final states, `outputs`, and the scores A; `backward`
-    follows.
+    """Base class: an operator in chunks. The constructor computes `outputs` (o and the final states) and the scores A;
+    `backward` takes do [B, H, N, C, V] and returns the gradients by name.
 
-    names: the arguments in the operator's order; finals: the final states; chunked: flakit's own form;
-    scale_power: the default scale is K to this power.
-    reads: what reads with decay, and whether inclusively; meets: the same for each of `meetings`.
+    names: the arguments in the operator's order; finals: the final states; chunked: the module of flakit's own form;
+        scale_power: the default scale is K to this power.
+    reads: by the name of each tensor that reads with decay, whether it reads inclusively, after its token's decay;
+        meets: the same for each entry of `meetings`, the operands of the products.
     """
 
     names: tuple[str, ...]
@@ -96,7 +97,7 @@ class Chunks:
     meets: tuple[bool, ...]
 
     def __init_subclass__(cls, op: str | None = None) -> None:
-        """Take from an operator's description what it says."""
+        """Copy the class attributes from the entry `op` of `numerics.operators.OPERATORS`."""
         if op is not None:
             of = numerics.OPERATORS[op]
             cls.names, cls.finals, cls.decay, cls.chunked = of.tensors, of.outputs[1:], of.decay, of.chunked
@@ -104,7 +105,7 @@ class Chunks:
 
 
 class RWKV6(Chunks, op="rwkv6"):
-    """RWKV6 in chunks."""
+    """RWKV6 in chunks, float32. x: inputs as of `flakit.chunk_rwkv6`; chunk: tokens per chunk."""
 
     meets = (False,)
 
@@ -140,13 +141,13 @@ class RWKV6(Chunks, op="rwkv6"):
 
     @staticmethod
     def reached(limits: Sequence[Reach]) -> dict[str, float]:
-        """Return the limit of every tensor from those of the meetings; a missing tensor has no limit."""
+        """Return each tensor's limit from those of `meetings`, in their order; a missing tensor has none."""
         (m,) = limits
         return {"o": m.rows, "dv": m.columns, "dr": m.read, "dk": m.written, "dw": min(m.read, m.written)}
 
 
 class RWKV7(Chunks, op="rwkv7"):
-    """RWKV7 in chunks. v2 is what a reads, y its gradient; both solve a triangular system."""
+    """RWKV7 in chunks. v2 is a's read of the state, y its gradient: each solves a triangular system per chunk."""
 
     inverse = staticmethod(chunk_torch.inverse)
     meets = (True, True, False, False)
@@ -230,7 +231,7 @@ class RWKV7(Chunks, op="rwkv7"):
 
 
 class GSA(Chunks, op="gsa"):
-    """GSA in chunks; A has the scores of the second pass. In the first, q k^T has no decay, its sums over s do."""
+    """GSA in chunks. A has the second pass's scores; in the first, q k^T has no decay, its sums over s do."""
 
     meets = (True, True)
 
@@ -299,9 +300,9 @@ class GSA(Chunks, op="gsa"):
 OPERATORS = {"rwkv6": RWKV6, "rwkv7": RWKV7, "gsa": GSA}
 
 TENSORS = {op: ("o", *(f"d{name}" for name in of.names), *of.finals) for op, of in OPERATORS.items()}
-"""The tensors that a run computes, by operator; gradients in the order of the arguments."""
+"""By operator, the tensors that `run` returns: o, gradients in the order of the arguments, final states."""
 
 
 def find_operator(op: str) -> type:
-    """Return the class of an operator. ValueError if it is unknown."""
+    """Return the subclass of `Chunks` for op: "rwkv6", "rwkv7" or "gsa". Raises ValueError if it is unknown."""
     return OPERATORS[one_of("op", op, OPERATORS)]

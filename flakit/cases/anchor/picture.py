@@ -1,4 +1,5 @@
-"""One chunk by row: the cumulative decay with its anchors, the two exponents, their product, and non-finite values."""
+"""The picture of `anchor`: one chunk's cumulative decay with its anchors, the two exponents of every pair, the weights
+that they give, and the tokens at which each tensor is non-finite."""
 
 import math
 
@@ -157,7 +158,7 @@ class Picture(Drawing):
             mark.update(full)
 
     def _point(self, name: str, rows: np.ndarray, x: float) -> None:
-        """Mark each true row with an arrow, if there are so few that they might be overlooked."""
+        """Draw an arrow at x beside each true row, if they are at most `_FEW`: more are seen without arrows."""
         few = np.flatnonzero(rows) if rows.sum() <= _FEW else []
         self._arrows[name].set_data(np.full(len(few), x), few)
 
@@ -209,5 +210,5 @@ class Picture(Drawing):
 
 
 def _columns(shares) -> np.ndarray:
-    """[C, tensors]"""
+    """Stack fractions of lost values, [C] for each tensor, to [C, tensors]."""
     return np.stack([share.numpy() for share in shares.values()], 1)

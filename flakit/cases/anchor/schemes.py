@@ -1,7 +1,7 @@
-"""Anchor schemes in use, and a chunk's products with their decay anchored by one of them.
+"""The anchor schemes in use, and the products of a chunk with their decay anchored by one of them.
 
 `SCHEMES` lists the schemes, `tiles` and `key_tiles` return the anchor of each rectangle of the score matrix, and
-`Products` computes with them. `operators` builds operators on these products.
+`Products` computes with them. `operators.py` builds RWKV6, RWKV7 and GSA on these products.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from ..masking import MASKS
 
 @dataclass(frozen=True)
 class Scheme:
-    """The anchor of each tile of the score matrix. Rows are counted from the block's first row.
+    """How a scheme anchors each tile of a chunk's score matrix. Anchor rows are counted from the block's first row.
 
-    Anchor row p means the position after that row, n = gi_p = ge_{p+1}; the position before it is row p - 1.
+    Anchor row p means n = gi_p = ge_{p+1}, the cumulative decay after that row; that before it is anchor row p - 1.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Scheme:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """The mask modes that apply, the right one first."""
+        """The names of the mask modes that this scheme allows (see `flakit.cases.masking`), the right one first."""
         if self.dyadic:
             return ()
         return ("before", "where", "multiply", "none") if self.diagonal is None else ("where", "multiply", "none")
@@ -56,8 +56,8 @@ SCHEMES: dict[str, Scheme] = {
 
 
 class Tile(NamedTuple):
-    """A rectangle of the score matrix and its anchor: a row of gi, -1 for the chunk's start, or None for exact
-    differences, pair by pair."""
+    """A rectangle of the score matrix, rows by keys of the chunk, and its anchor: a row of gi, -1 for the chunk's
+    start, or None for exact differences, an exponential for every pair."""
 
     rows: slice
     keys: slice
@@ -65,9 +65,9 @@ class Tile(NamedTuple):
 
 
 def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """Return the tiles of A and of dr, which cover the lower triangle of [chunk, chunk].
+    """Return the tiles of the scores A and of dr, which cover the lower triangle of [chunk, chunk]. row: as in `run`.
 
-    ValueError for an unknown scheme, a chunk or block that is no power of two, or a row outside the block.
+    Raises ValueError for an unknown scheme, a chunk or block that is no power of two, or a row outside the block.
     """
     scheme, block, inside = _geometry(scheme, chunk, block, row)
     result = []
@@ -79,8 +79,8 @@ def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | Non
 
 
 def key_tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
-    """Return the tiles of dk. Below the diagonal their anchor is the key block's last row, which is always safe. Errors
-    as in `tiles`."""
+    """Return the tiles of dk. Those below the diagonal are anchored at the key block's last row, so both exponents are
+    <= 0. Raises ValueError as `tiles` does."""
     scheme, block, inside = _geometry(scheme, chunk, block, row)
     result = []
     for p in range(0, chunk, block):
@@ -106,14 +106,15 @@ def _geometry(scheme: str | Scheme, chunk: int, block: int, row: int | None):
 
 
 def find_scheme(scheme: str | Scheme) -> Scheme:
-    """Look up a scheme by name; a `Scheme` is returned unchanged. ValueError for an unknown name."""
+    """Return the scheme of that name, or a `Scheme` unchanged. Raises ValueError for an unknown name."""
     if isinstance(scheme, Scheme):
         return scheme
     return SCHEMES[one_of("scheme", scheme, SCHEMES)]
 
 
 def find_mask(scheme: Scheme, mask: str | None) -> str | None:
-    """Return the mask mode, default the scheme's right one; None if the scheme needs no mask. ValueError if unknown."""
+    """Return the mask mode, by default the scheme's right one; None if the scheme needs no mask. Raises ValueError if
+    the mask is unknown or does not apply to the scheme."""
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
     one_of("mask", mask, MASKS)
@@ -121,7 +122,7 @@ def find_mask(scheme: Scheme, mask: str | None) -> str | None:
 
 
 def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
-    """Zero x where `low` is False, by the mask mode: by a product if "multiply", not at all if "none"."""
+    """Zero x where `low` is False: by a product if mask is "multiply" (inf gives NaN), not at all if "none"."""
     if mask == "multiply":
         return x * low
     return x if mask == "none" else torch.where(low, x, 0.0)
@@ -138,7 +139,7 @@ class Products:
         written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient, likewise
 
     All tensors are [..., N chunks, C, *]; w [B, H, N, C, K] is the natural-log decay. dtype: storage dtype of the two
-    operands of each product; exponentials and sums are in w's dtype.
+    operands of each product; exponentials and sums are in w's dtype. Raises ValueError as `tiles` and `find_mask` do.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Products:
         self._weights = {}
 
     def scores(self, query: Tensor, key: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """Return the scores [..., N, C, C] of query, key [..., N, C, K]. among: the tiles to compute, default all."""
+        """Return the scores [..., N, C, C] of query, key [..., N, C, K]. among: tiles to compute, default all."""
         if self.scheme.dyadic:
             query = query.expand(torch.broadcast_shapes(query.shape, key.shape))
             if not self.inclusive:
@@ -198,7 +199,7 @@ class Products:
         return out
 
     def written(self, A: Tensor, query: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """Return the weighted sums over queries [..., N, C, K]. among: those of `key_tiles` to compute, default all."""
+        """Return the weighted sums over queries [..., N, C, K]. among: tiles of `key_tiles`, default all."""
         out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
         for tile in self.key_tiles if among is None else among:
             a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]
@@ -210,7 +211,7 @@ class Products:
         return out
 
     def exponents(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Return the exponents of the query factor [..., rows, K] and of the key factor [..., keys, K]."""
+        """Return an anchored tile's exponents of query and key factor, [..., rows, K] and [..., keys, K]."""
         if tile.anchor >= 0:
             n = self.gi[..., tile.anchor : tile.anchor + 1, :]
         else:
@@ -220,11 +221,11 @@ class Products:
         return self.seen[..., tile.rows, :] - n, n - self.gi[..., tile.keys, :]
 
     def pairs(self, tile: Tile) -> Tensor:
-        """Return the single exponent of every pair of an exact tile: [..., rows, keys, K]."""
+        """Return the exponent of every pair of a tile without an anchor: the exact difference, [..., rows, keys, K]."""
         return self.seen[..., tile.rows, None, :] - self.gi[..., None, tile.keys, :]
 
     def weights(self, tile: Tile) -> Tensor:
-        """Return the exponentials of `pairs`, cached: they dominate the cost of an exact tile."""
+        """Return exp of `pairs`, [..., rows, keys, K], cached: it dominates the cost of an exact tile."""
         if tile.rows.start not in self._weights:
             exponents = self.pairs(tile)
             if self.mask == "before":

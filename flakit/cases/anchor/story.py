@@ -1,4 +1,4 @@
-"""The story in numbers: one setting, and all recorded numbers."""
+"""The case's numbers: `show` for one setting, `reproduce` for all recorded numbers."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ CLAMP = -12.0
 
 
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:
-    """Draw inputs of one head in which only the token `at` decays, by w (natural log). ValueError for no such token."""
+    """Draw inputs of one head in which only the token `at` decays, by w. Raises ValueError for no such token."""
     if not 0 <= at < T:
         raise ValueError(f"row: expected a token 0 … {T - 1}, got {at!r}")
     x = make_inputs(op, T=T, H=1, K=K, decay=0.0)
@@ -31,11 +31,11 @@ def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 
 
 
 WITHIN = dict.fromkeys(("none", "block-start", "middle"), 0.03)
-"""Relative tolerance of the law in `show` for schemes that sum many large products; others agree to 0.2%."""
+"""Relative tolerance of the law in `show` for schemes that sum many large products; other schemes agree to 0.2%."""
 
 
 class Anchored(NamedTuple):
-    """Rows of the chunk and their tile's anchor: its row in the chunk (-1: before the chunk) and its sum n."""
+    """A tile's rows, the row of its anchor in the chunk (-1: before the chunk), and n, the log decay's sum there."""
 
     rows: range
     row: int
@@ -44,7 +44,7 @@ class Anchored(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One channel of the chunk with the largest exponent; rows are outputs i, columns keys j."""
+    """What `show` returns: one channel of the chunk with the largest exponent. Maps are [outputs i, keys j]."""
 
     scheme: str
     inclusive: bool
@@ -64,9 +64,9 @@ class Shown(Measured):
     key: Tensor
     """The exponents of the two factors of every pair, [C, C]; NaN for pairs that are not formed."""
     weights: Tensor
-    """Their product, as computed in float32."""
+    """The product of the two factors, as computed in float32, [C, C]."""
     true: Tensor
-    """The weight in float64; 0 for masked keys."""
+    """The weight computed in float64, [C, C]; 0 for masked keys."""
     nan: Mapping[str, Tensor]
     inf: Mapping[str, Tensor]
     """The fraction of each token's values that are NaN or inf, by tensor, [C]."""
@@ -83,8 +83,9 @@ def show(
     chunk: Annotated[int, (16, 32, 64, 128)] = 64,
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> Shown:
-    """Say for one log decay w <= 0, at one token (row) or at all (None), which tensors are finite, and the |w| at which
-    each stops being so."""
+    """Run one scheme at one log decay w <= 0, of the token `row` or of all (None). Return which tensors are finite and
+    the |w| from which each is not, beside the law. Raises ValueError for a positive or infinite w, or a row that is no
+    token."""
     if not -math.inf < w <= 0:
         raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
@@ -131,7 +132,7 @@ def show(
 
 
 def _alone(products: Products) -> Tensor:
-    """Return the read factor's exponents in the tiles left of the blocks, [N, C]; NaN if a scheme has none."""
+    """Return the read factor's exponents in the anchored tiles, [N, C]: a row's largest; NaN without one."""
     exponents = torch.full(products.seen.shape[2:4], torch.nan)
     for tile in products.tiles:
         if tile.anchor is not None:
@@ -141,7 +142,7 @@ def _alone(products: Products) -> Tensor:
 
 
 def _kernel_rows() -> list[Row]:
-    """Return rows for bug A and its first repair in the kernel itself, none if this process cannot run it."""
+    """Return a row for bug A and one for its first repair in the Triton kernel; none if it cannot run here."""
     device, backend = kernel_place()
     if backend != "triton":
         return []
@@ -160,7 +161,7 @@ def _kernel_rows() -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """Return the numbers of the story, predicted and measured: the factor, or the |w| per token, where NaN begins."""
+    """Return rows on each recorded onset of NaN: the factor on the decay, or the |w| per token, where it begins."""
 
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])
