@@ -1,4 +1,4 @@
-"""One block's scores around an anchor, as kernels form them: three faults live in where the anchor is read, and how."""
+"""Scores of one block of tokens with an anchored decay, as a kernel: for the cases that anchor or clamp it wrongly."""
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ def block_scores_kernel(
     H: tl.constexpr, K: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, ANCHOR: tl.constexpr, STRIDE: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
-    """A_ij = (q_i e^{read_i - n}) . (k_j e^{n - g_j}) for j <= i < T, STRICT: j < i; both exponents within +-bound.
+    """A_ij = (q_i e^{read_i - n}) . (k_j e^{n - g_j}) for j <= i < T, with STRICT j < i; both exponents within +-bound.
 
-    n lies ANCHOR times STRIDE numbers after the head's first row of n; a token is H K numbers. In registers: the block
-    of q and of k, [BC, BK].
+    q, k, read, g [T, H, K], A [H, T, T], all float32, a program per head. n, the anchor, is the row [K] that begins
+    ANCHOR * STRIDE + head * K numbers into the tensor n. In registers: the block of q and of k, [BC, BK].
     """
     i_h = tl.program_id(0)
     o_t, o_k = tl.arange(0, BC), tl.arange(0, BK)
@@ -47,10 +47,12 @@ def scores(
     short: bool = False,
     bound: float = float("inf"),
 ) -> Tensor:
-    """A [H, T, T] float32; q, k and cumulative log decays g [T, H, K], anchored at a row of g, or of n [*, H, K].
+    """Return scores A [H, T, T] float32 of q, k [T, H, K] under cumulative log decays g [T, H, K], anchored at one row.
 
-    read: what tokens have decayed by when they read, [T, H, K]; then none reads itself. Default: g, and each does.
-    short: the fault of the wrong head, K numbers a token instead of H K.
+    anchor: the row of g, or of n [*, H, K], that serves as the anchor. bound: both exponents are clamped to +-bound.
+    read: the cumulative log decay at each token's read, [T, H, K]; then no token reads itself. Default: g, and each
+        does. short: the fault of `wrong_head_anchor`, the anchor's row at a stride of K numbers per token instead of H
+        K.
     """
     T, H, K = g.shape
     strict = read is not None

@@ -1,7 +1,7 @@
-"""The decays of a checkpoint: run its model on tokens and record each layer's.
+"""The decays of a checkpoint: run its model on tokens and record each layer's decays.
 
-A checkpoint does not contain decays, since they depend on the tokens. Real text gives those in use; random tokens show
-what the weights may produce.
+A checkpoint does not contain decays, since they depend on the tokens. Real text gives the decays of actual use; random
+tokens show which decays the weights can produce.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ RANDOM = 1024
 
 
 def load(path: str | Path) -> Mapping[str, Tensor] | None:
-    """Read the weights in a file .pt, .pth or .safetensors; None if it is no checkpoint of a known format."""
+    """Return the weights in a file .pt, .pth or .safetensors; None for another file or an unknown model format."""
     if Path(path).suffix.lower() not in (".pt", ".pth", ".safetensors"):
         return None
     weights = read(path)
@@ -31,8 +31,8 @@ def load(path: str | Path) -> Mapping[str, Tensor] | None:
 def decays(weights: Mapping[str, Tensor], tokens: str | Path | Tensor | None = None) -> tuple[str, dict[str, Tensor]]:
     """Return a checkpoint's operator, and its natural-log decays by layer, [B, T, H, K], in float32 on the CPU.
 
-    weights: as in `flakit.models.convert.model_from`. tokens: [T] or [B, T], integers, or a file of them, .pt or .npy;
-    default `RANDOM` random ones, from seed 0. Raises ValueError or TypeError for other files or dtypes.
+    weights: as in `flakit.models.convert.model_from`. tokens: integers [T] or [B, T], or the path of a .pt or .npy file
+        of them; default `RANDOM` random ones, from seed 0. Raises ValueError or TypeError for other files or dtypes.
     """
     with torch.device("cpu"):
         model = model_from(weights).float()

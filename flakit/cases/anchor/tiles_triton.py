@@ -1,4 +1,4 @@
-"""Triton kernels that had bug A. Correct and faulty ones differ only in the row that is loaded as the anchor."""
+"""Triton kernels that had bug A. The correct and the faulty one differ only in the row that is loaded as the anchor."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ def load_anchor(
     gi, i_c, i_b, o_k, m_k,
     C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Load the anchor, gi of the row ANCHOR tokens after the block's first, [BK].
+    """Load a block's anchor: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N, C, K].
 
     A row before the chunk counts as 0; with ACROSS, the previous chunk's row is read.
     """
@@ -102,7 +102,7 @@ def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: 
 
 
 def scores(query: Tensor, key: Tensor, seen: Tensor, gi: Tensor, block: int, anchor: int, across: bool) -> Tensor:
-    """Return the scores [..., N, C, C] of pairs in different blocks, float32, zeros elsewhere. block: tokens, >= 16."""
+    """Return `Products.scores` for pairs in different blocks only, [..., N, C, C] float32, zeros elsewhere."""
     return _launch(scores_kernel, query, key, seen, gi, 0, block, ANCHOR=anchor, ACROSS=across)
 
 

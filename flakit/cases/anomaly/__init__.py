@@ -38,9 +38,11 @@ NOTHING = "says nothing"
 
 
 def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
-    """Build RWKV6, RWKV7 or GSA in chunks as one autograd.Function of its arguments, in order, that returns o.
+    """Return RWKV6, RWKV7 or GSA in chunks as one autograd.Function: called with the operator's tensors in order, it
+    returns o [B, T, H, V].
 
-    products: builds a chunk's `Products` from its decays and the keyword `inclusive`.
+    products: products(w, inclusive=…) returns the `Products` of all chunks for w [B, H, N, C, K]. chunk: tokens per
+        chunk. A second backward raises RuntimeError.
     """
     of = OPERATORS[op]
 
@@ -66,7 +68,7 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
 
 
 class Report(NamedTuple):
-    """The report of anomaly detection, and the actual gradients and output."""
+    """What anomaly detection reports of a call ("output 3, ds" or `NOTHING`), and the actual gradients and output."""
 
     words: str
     grads: dict[str, Tensor]
@@ -74,9 +76,9 @@ class Report(NamedTuple):
 
 
 def report(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Report:
-    """Run call(*inputs) and its backward from ones under anomaly detection, and again without it.
+    """Run call(*inputs) and its backward from do = 1 under anomaly detection, and again without it.
 
-    trained: the letters of the inputs that require a gradient; default all.
+    inputs: tensors by name, each name one letter. trained: the letters of those that require a gradient; default all.
     """
     names = list(inputs)
     trained = "".join(names) if trained is None else trained
@@ -103,12 +105,12 @@ def report(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained
 
 
 class Operation(NamedTuple):
-    """One operation: its name, its result ("finite", "inf" or "NaN"), and its pass."""
+    """One ATen operation: its name, what its result contains ("finite", "inf" or "NaN"), and its pass."""
 
     name: str
     kind: str
     made: bool
-    """Whether it made inf or NaN from operands that had neither."""
+    """Whether the result has inf or NaN and the operands had neither."""
     backward: bool
 
 
@@ -136,7 +138,7 @@ def _kind(tree: object) -> str:
 
 
 def operations(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> list[Operation]:
-    """Return every operation of call(*inputs) and of its backward pass, in order."""
+    """Return every ATen operation of call(*inputs) and of its backward from do = 1, in order."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs.values()]
     with _Watch() as watch:
         o = call(*leaves)
@@ -146,7 +148,7 @@ def operations(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> lis
 
 
 def first_operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor]) -> str:
-    """Return the name of the first operation, forward or backward, that makes +inf or NaN from operands without."""
+    """Return the name of the first operation of `operations` that makes +inf or NaN from operands that have neither."""
     return _first(operations(call, inputs))
 
 
@@ -155,7 +157,7 @@ def _first(seen: list[Operation]) -> str:
 
 
 def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
-    """Predict the report for `padding` at one gate: the position of the key's gradient among the arguments."""
+    """Predict the report for `padding` at T tokens of log decay `gate`: "output n, dX", X the key, or `NOTHING`."""
     if -gate <= padding.law(T, form):
         return NOTHING
     name = padding.KEY_GRADIENT[op]
@@ -165,12 +167,12 @@ def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The report, and what happened."""
+    """What `show` returns: the report, every operation, and what is lost in the output and the gradients."""
 
     words: str
     """The report of anomaly detection."""
     operations: list[Operation]
-    """Inside the node, which it does not watch."""
+    """The operations inside the node, which anomaly detection does not check."""
     nan: Mapping[str, Tensor]
     inf: Mapping[str, Tensor]
     """The fraction of each token's values that are NaN or inf, [T], for o and the gradients in the node's order."""
@@ -183,7 +185,7 @@ def show(
     op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> Shown:
-    """Compare the prediction with the report of anomaly detection, for one length and gate of `padding`."""
+    """Compare law and report for T tokens of log decay `gate` <= 0 under the fault of `padding`, in form `form`."""
     x, call = padding.inputs(T, gate, op=op, K=4, M=4), operator(op, padding.products(T, form))
     result = report(call, x)
     tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}
@@ -201,7 +203,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the reports for the padding, and for bug A with trained and with constant decays."""
+    """Return rows on the reports for `padding`, and for bug A with trained and with constant decays."""
     padded, first, _ = show().rows
     others = [show(gate=-1.84).rows[0], show(form="right", gate=-50.0).rows[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))

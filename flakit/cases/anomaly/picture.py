@@ -1,4 +1,5 @@
-"""The operations inside the node, unseen by anomaly detection, the node's outputs, and the one that it names."""
+"""The picture of `anomaly`: each operation inside the node, the node's outputs by token, and the output that is
+named."""
 
 import numpy as np
 
@@ -141,7 +142,7 @@ class Picture(Drawing):
 
 
 def _number(seen: list[Operation], at: int) -> int:
-    """Its number in its pass, from 1."""
+    """Return the number, from 1, of operation `at` within its own pass, forward or backward."""
     return 1 + sum(each.backward == seen[at].backward for each in seen[:at])
 
 

@@ -1,24 +1,24 @@
 """States rebuilt backwards by dividing by the decay: every token walked back costs |w| / ln 2 of float32's bits.
 
-The backward pass needs every state S_{t-1}. Some kernels store one in C tokens and undo the updates before it:
+The backward pass needs every state S_{t-1}. Some kernels store one state in C tokens and undo the updates before it:
 
     S_{t-1} = (S_t - k_t v_t^T - b_t (a_t^T S_{t-1})) / e^{w_t}      a_t^T S_{t-1} was stored by the forward pass
 
 That is right in algebra. But S_t is rounded, and its rounding error is divided as well: after n tokens it has grown by
 e^{n |w|}, while the state has not. With d = e^w, u = 0.196 * 2^-23, the root mean square of float32's rounding, and m
-sums in an update, 1 in RWKV6's and 2 in RWKV7's,
+sums in an update (1 in RWKV6's, 2 in RWKV7's),
 
     error of a row, n tokens back = u e^{n |w|} sqrt((2 m + 1) d^2 + 1) sqrt((1 - d^{2n}) / (1 - d^2))
 
-to within a factor of two, or of four if it is below 1e-5. dr, dw and da read these states and inherit the error; o, dk,
-dv and db do not, and are right. Everything is finite until the error itself overflows float32, or e^w is 0.
+relative to the row, within a factor of two, or of four if it is below 1e-5. dr, dw and da read these states and inherit
+the error; o, dk, dv and db do not. Everything is finite until the error itself overflows float32, or e^w is 0.
 
 As reported (flash-linear-attention #105): wind_rwkv's kernels "backstep" over the states to avoid recomputation, and a
 user asks how precise that is. RWKV-LM's CUDA kernels for RWKV7 do the same, over 16 tokens between stored states
-(RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8, at
-w = -0.72. RWKV7's gate is bounded at -0.6065, where a row of its state has an error of 6e-4: this bound makes such a
-kernel accurate, but does not allow C = 32, which would need -0.35. At w = -1 a row's error is a third of its norm, at
-w = -1.5 it is 800 times its norm. Recomputing forward from the state before the chunk gives bit-identical states.
+(RWKV-v7/train_temp/cuda/rwkv7_clampw.cu). As measured: at C = 16 the error reaches bfloat16's rounding, 2^-8, at w =
+-0.72. RWKV7's gate is bounded at -0.6065, where a row of its state has an error of 6e-4: this bound makes such a kernel
+accurate, but does not allow C = 32, which would need -0.35. At w = -1 a row's error is a third of its norm, at w = -1.5
+it is 800 times its norm. Recomputing forward from the state before the chunk gives bit-identical states.
 """
 
 import functools
@@ -45,11 +45,11 @@ ROUNDED = 2.0**-8
 LARGE = 1e30
 """Errors above this are not compared: float32 overflows, at different elements at different times."""
 REBUILT = ("by division", "forward again")
-"""From the state stored after a chunk, and the right form, from the state before it."""
+"""How states are rebuilt: backwards from the state after a chunk, or (right) forward from the state before it."""
 SUMS = {"rwkv6": 1, "rwkv7": 2}
 """Number of sums in an update of the state, by operator."""
 READ = {"rwkv6": ("dr", "dw"), "rwkv7": ("dr", "dw", "da")}
-"""The gradients that read rebuilt states."""
+"""By operator, the gradients that are computed from rebuilt states."""
 CHUNKS, H, K, V = 3, 4, 8, 16
 
 
@@ -66,7 +66,7 @@ def grown(w: float, n: int, op: str = "rwkv7") -> float:
 
 
 def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> float:
-    """Return the largest |w| per token at which a row rebuilt a full chunk back is within bfloat16's rounding.
+    """Return the largest |w| per token at which a row rebuilt `chunk` tokens back is within bfloat16's rounding, 2^-8.
 
     >>> round(law(16), 2), round(law(32), 2), law(rebuilt="forward again")
     (0.72, 0.35, inf)
@@ -83,8 +83,8 @@ def law(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division") -> flo
 def states(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> tuple[Tensor, Tensor]:
     """Return S_t and S_{t-1} of every token, [B, T, H, K, V] each, as the backward pass rebuilds them.
 
-    x: as from `flakit.inputs`. forward: all `ForwardStep`s of the operator's reference; only their states between
-    chunks, the last and the initial one are used.
+    x: as from `flakit.inputs`. forward: the `ForwardStep` of every token from the operator's reference; of their states
+        only those at the ends of chunks are used. rebuilt: one of `REBUILT`; raises ValueError for another.
     """
     again, of = one_of("rebuilt", rebuilt, REBUILT) == "forward again", operator(op)
     after, before = [], []
@@ -111,9 +111,11 @@ def run(
     rebuilt: str = "by division",
     arriving: tuple[Tensor, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Run RWKV6 or RWKV7 token by token in float32 with rebuilt states in the backward; returns what `evaluate` does.
+    """Run RWKV6 or RWKV7 token by token in float32, its gradients from rebuilt states. Return tensors as `evaluate`
+    does.
 
-    x: as from `flakit.inputs(op, …)`. arriving: the gradients of o and of the final state; default: `cotangents`.
+    x: as from `flakit.inputs(op, …)`. chunk, rebuilt: as in `states`. arriving: the gradients of o and of the final
+        state; default: `cotangents`. Raises ValueError for an unknown `rebuilt`.
     """
     of = operator(op)
     do, dlast = cotangents(op, x) if arriving is None else arriving
@@ -140,13 +142,13 @@ def run(
 
 
 def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[str, Tensor]:
-    """Draw three chunks with an initial state; the K channels have natural-log decays from w / K to w."""
+    """Draw three chunks with an initial state; channel i of K has the natural-log decay w i / K, i from 1."""
     x = make_inputs(op, T=CHUNKS * chunk, H=H, K=K, V=V, decay=-1.0, initial_state=True, seed=seed)
     return x | {"w": (w * torch.arange(1, K + 1) / K).expand_as(x["w"]).contiguous()}
 
 
 def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> Tensor:
-    """Return the error of the rebuilt S_{t-1} of every token, [T, H, K], relative to its row's RMS over tokens."""
+    """Return each row's error in the rebuilt S_{t-1}, [T, H, K], relative to the row's RMS norm over all tokens."""
     _, before = states(x, forward, op, chunk, rebuilt)
     true = torch.stack([f.state_before for f in forward], 1).double()
     size = true.square().sum(-1).mean((0, 1, 2)).sqrt()
@@ -154,13 +156,13 @@ def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuil
 
 
 def _by_steps(off: Tensor, chunk: int) -> Tensor:
-    """Return the RMS error over chunks and heads, [chunk, K], after one token back, after two, …"""
+    """Return the RMS over chunks and heads of `_off`'s errors, [chunk, K], after one token back, after two, …"""
     return off.unflatten(0, (-1, chunk)).square().mean((0, 2)).sqrt().flip(0)
 
 
 @functools.lru_cache(maxsize=64)
 def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed: int = 0) -> float:
-    """Measure the |w| that `law` predicts, in the channel with the strongest decay."""
+    """Measure the limit that `law` predicts, by bisection: |w| of the channel with the strongest decay."""
 
     def near(size: float) -> dict[str, bool]:
         x = inputs(-size, chunk, op, seed)
@@ -172,16 +174,16 @@ def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """Rebuilt states of one head, their errors over all heads, and the gradients."""
+    """What `show` returns: rebuilt states of one head, their errors over all heads, and every tensor's error."""
 
     w: Tensor
     """Log decays of the channels, [K]."""
     off: Tensor
-    """The error of S_{t-1} of every token, [T, K]; inf or NaN if it is not finite."""
+    """The relative error of each row of S_{t-1}, for every token, [T, K]; inf or NaN if it is not finite."""
     wrong: Tensor
-    """Whether it is finite and above bfloat16's rounding."""
+    """Whether that error is finite and above bfloat16's rounding, [T, K]."""
     by_steps: Tensor
-    """RMS over heads and chunks, [chunk, K], after one token back, after two, …"""
+    """The RMS of the rows' errors over heads and chunks, [chunk, K], after one token back, after two, …"""
     errors: Mapping[str, float]
     """Relative L2 error of o and every gradient against float64."""
     chunk: int
@@ -197,7 +199,7 @@ def show(
     rebuilt: Annotated[str, REBUILT] = "by division",
     seed: int = 0,
 ) -> Shown:
-    """Return the error of the state row with the strongest decay, and the |w| from which it is wrong."""
+    """Measure the errors of states rebuilt `chunk` tokens back at natural-log decays down to w, and their onset."""
     x = inputs(w, chunk, op, seed)
     off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
     results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
@@ -224,7 +226,7 @@ def _in_words(error: float) -> float | str:
 
 
 def reproduce() -> list[Row]:
-    """Return rows for RWKV7's bound, -1 and -1.5 over 16 tokens, each chunk length's limit, and the right form."""
+    """Return rows for three decays over 16 tokens, the limit of each chunk length, and states computed forward."""
     rows = [show(w=w).rows[1] for w in (-STRONGEST, -1.0, -1.5)]
     rows += [show(w=-STRONGEST, chunk=chunk, op=op).rows[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
     return rows + show(rebuilt="forward again").rows

@@ -1,4 +1,4 @@
-"""The error of every rebuilt state by token, and the same against the decay that was undone."""
+"""The picture of `backstepping`: each rebuilt state row's error by token, and the same against the decay undone."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ TOLERANCE = 0.005
 
 
 class Accepted(NamedTuple):
-    """The largest number of lost elements that the measure accepts, and other measures of the same error."""
+    """The largest accepted number of zeroed elements, their share of all elements, and the measures of that error."""
 
     lost: int
     share: float
@@ -36,14 +36,14 @@ def law(tolerance: float = TOLERANCE) -> float:
 
 
 def ratios(flat: Tensor) -> Tensor:
-    """Return |got - truth| / |truth| with the first 1, 2, 3, ... elements zeroed, [N] from the truth [N]."""
+    """Return |got - truth| / |truth| with the first 1, 2, …, N elements of the truth [N] replaced by zero, [N]."""
     return flat.square().cumsum(0).sqrt() / flat.norm()
 
 
 def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
-    """Zero elements one by one until |got - truth| / |truth| exceeds the tolerance; return the last accepted state.
+    """Zero elements from the first on until |got - truth| / |truth| would exceed the tolerance.
 
-    ratio: `ratios` of the truth.
+    truth: [..., *], of N elements. ratio: its `ratios`, [N]. Errors are measured in float64.
     """
     lost = int((ratio <= tolerance).sum())
     got = truth.detach().double().flatten().clone()
@@ -53,7 +53,7 @@ def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """A tensor whose first elements are zeroed, and three measures against their number."""
+    """What `show` returns: a tensor whose first elements are zeroed, and three error measures against their number."""
 
     tolerance: float
     size: int
@@ -61,7 +61,7 @@ class Shown(Measured):
     truth: Tensor
     """The tensor's first rows, relative to its RMS, [rows, 64]: twice those with zeroed elements, at least 16."""
     lost: Tensor
-    """Which of their elements are zeroed, boolean."""
+    """Which elements of `truth` are zeroed, boolean [rows, 64]."""
     counts: Tensor
     """Numbers of zeroed elements, in steps of about a tenth, [points]."""
     ratio: Tensor
@@ -72,7 +72,7 @@ class Shown(Measured):
 
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a truth [size / 64, 64]. Return it, its `ratios`, and the largest of its first n elements by its RMS."""
+    """Return a random truth [size / 64, 64], its `ratios`, and the worst of its first n elements by its RMS, [size]."""
     truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     flat = truth.flatten()
     return truth, ratios(flat), flat.abs().cummax(0).values / flat.square().mean().sqrt()
@@ -84,9 +84,9 @@ def show(
     size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement for `size` standard normal numbers in rows of 64, and one tolerance.
+    """Compare law and measurement for `size` standard normal numbers in rows of 64 and one accepted ratio.
 
-    ValueError unless size is a multiple of 64.
+    Raises ValueError unless size is a multiple of 64.
     """
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")

@@ -1,4 +1,4 @@
-"""The rows with zeroed elements, and three measures against the number of zeroed elements."""
+"""The picture of `blind_measure`: the rows with zeroed elements, and three error measures against their number."""
 
 import numpy as np
 

@@ -6,13 +6,13 @@ small differences are amplified along the sequence.
 As measured: three separate effects, which `switches` turns on one by one:
 - the scale: the script called one form with its default K^-0.5 and the other with 1. That alone gives all six reported
   differences (`REPORTED`), clone or no clone; the two results then differ by one constant factor (`ratio`);
-- aliasing, the reported cause: a kernel that overwrites w with its running sum spoils every later call that is handed
-  the same w. No published version did this to w, so `overwriting_chunk` is a constructed example;
+- aliasing, the reported cause: a kernel that overwrites w with its running sum spoils every later call with the same w.
+  No published version did this to w, so `overwriting_chunk` is a constructed example;
 - precision: dw from rounded dr and dk (see `decay_gradient`).
-"0.0312", the state gradient's worst difference after the repair, is 2^-5: one step of bfloat16 between 4 and 8, which
-is where the largest of these gradients lie (`repaired`). It says that two numbers round to neighbours, and no more.
-Nothing is amplified along the sequence: a difference between two states is multiplied by e^w <= 1 at every token
-(`perturbed`); only a positive w makes it grow, which is the fault in `log_space`.
+"0.0312", the state gradient's worst difference after the repair, is 2^-5: one step of bfloat16 between 4 and 8, where
+the largest of these gradients lie (`repaired`). It means that two numbers round to neighbours, and no more. Nothing is
+amplified along the sequence: a difference between two states is multiplied by e^w <= 1 at every token (`perturbed`);
+only a positive w makes it grow, which is the fault in `log_space`.
 """
 
 import math
@@ -48,7 +48,7 @@ REPAIRED = 0.0312
 def inputs(
     *, B: int = 4, T: int = 1024, H: int = 4, K: int = 100, V: int = 200, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Draw the report's inputs: bfloat16, decays logsigmoid(randn)."""
+    """Draw RWKV6 inputs as in the report: bfloat16, natural-log decays logsigmoid(randn), r [B, T, H, K]."""
     options = {"decay": "logsigmoid", "dtype": torch.bfloat16, "seed": seed, "device": device}
     return make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, **options)
 
@@ -61,7 +61,10 @@ def run(
     seed: int = 0,
     op: str | Operator = "rwkv6",
 ) -> dict[str, Tensor]:
-    """Return output, final state and every gradient, for a gradient of o uniform in [0, 1), as in the report."""
+    """Return o, final state and every gradient by name, for a do uniform in [0, 1) and no gradient of the state.
+
+    form: "chunk" or "recurrent". scale: None for the operator's default, K^-0.5. seed: of do.
+    """
     return evaluate(op, {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
 
 
@@ -71,7 +74,7 @@ def _arriving(inputs: Mapping[str, Tensor], seed: int) -> Tensor:
 
 
 class Ratio(NamedTuple):
-    """`got` as a multiple of `other`: the best factor, and the relative L2 norm of the residual."""
+    """A least-squares fit got = factor * other, and the residual's norm relative to |got| (`unexplained`)."""
 
     factor: float
     unexplained: float
@@ -80,8 +83,8 @@ class Ratio(NamedTuple):
 def ratio(got: Tensor, other: Tensor) -> Ratio:
     """Fit got = factor * other by least squares: the first thing to look at when two results disagree.
 
-    unexplained near 0 with a factor other than 1: a scale is missing. Near 1: the results are uncorrelated.
-    Raises ValueError for different shapes, or if one of them is all zeros.
+    unexplained near 0 with a factor other than 1: a scale is missing. Near 1: the results are uncorrelated. Raises
+    ValueError for different shapes, or if one of them is all zeros.
     """
     if got.shape != other.shape:
         raise ValueError(f"got: expected {list(other.shape)} like other, got {list(got.shape)}")
@@ -95,17 +98,18 @@ def ratio(got: Tensor, other: Tensor) -> Ratio:
 def overwriting_chunk(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, chunk: int = 64, **options
 ) -> RWKV6Output:
-    """The constructed fault: run `chunk_rwkv6`, then overwrite w with its running sum by chunk (see `aliasing`)."""
+    """Run `chunk_rwkv6`, then overwrite the caller's w with its running sum by chunk: the constructed fault of
+    `aliasing`."""
     result = chunk_rwkv6(r, k, v, w.clone(), u, **options)
     overwrite(w, chunk, backend="torch")
     return result
 
 
 def perturbed(inputs: Mapping[str, Tensor], size: float = 1e-3, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return |S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, [T], for two runs with initial states `size` * randn apart.
+    """Compare two float64 runs of RWKV6 whose initial states differ by `size` * randn: does the difference grow?
 
-    Returns the measured and the predicted values: row k of the difference is multiplied by e^{w_k} at every token.
-    float64; w may be positive.
+    Returns |S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, measured and predicted, [T] each. The prediction multiplies row k
+    of the difference by e^{w_k} at every token. w may be positive.
     """
     x = {name: inputs[name].detach().double() for name in ("r", "k", "v", "w", "u")}
     B, _, H, K = x["r"].shape
@@ -122,12 +126,12 @@ def perturbed(inputs: Mapping[str, Tensor], size: float = 1e-3, *, seed: int = 0
 def switches(
     inputs: Mapping[str, Tensor], *, scale: bool = False, aliasing: bool = False, precision: bool = False, seed: int = 0
 ) -> dict[str, Ratio]:
-    """Fit the chunk form as a multiple of the recurrent one, by tensor, with any of the three causes switched on.
+    """Fit the chunk form's tensors as multiples of the recurrent form's, with any of the three causes switched on.
 
-    The recurrent form computes in float32 (`numerics.evaluate.recurrence`).
+    The recurrent form computes in float32 (`numerics.evaluate.recurrence`). Without a cause, every factor is 1 and only
+    rounding remains unexplained.
     scale: the chunk form gets 1, the recurrent one its default. aliasing: the chunk form runs first and leaves its
-    running sums in the w of the recurrent one. precision: the chunk form's dw is `running_sums`.
-    Without any, the factor is 1 and only rounding remains unexplained.
+        running sums in the w of the recurrent one. precision: the chunk form's dw is `running_sums`.
     """
     chunk, recurrent = _forms(inputs, scale, aliasing, precision, seed)
     return {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}
@@ -136,7 +140,7 @@ def switches(
 def _forms(
     inputs: Mapping[str, Tensor], scale: bool, aliasing: bool, precision: bool, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of `REPORTED` from the chunk form and from a recurrence in float32, with these causes."""
+    """Return the tensors of `REPORTED` from the chunk form and from the recurrent one; the causes as in `switches`."""
     x = {**inputs, "w": inputs["w"].clone()}
     chunk = run(x, scale=1.0 if scale else None, seed=seed)
     if precision:
@@ -153,7 +157,7 @@ ANONYMOUS = {"A": {"precision": True}, "B": {"scale": True}, "C": {}, "D": {"ali
 
 
 def anonymous(*, seed: int = 0) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Return {letter of `ANONYMOUS`: (chunk, recurrent)}, with the tensors of `REPORTED` in each, for a diagnosis."""
+    """Return results for a diagnosis: (chunk, recurrent) by letter of `ANONYMOUS`, each the tensors of `REPORTED`."""
     x = inputs(B=1, T=256, H=2, K=64, V=64, seed=seed)
     off = dict.fromkeys(("scale", "aliasing", "precision"), False)
     return {letter: _forms(x, **off | causes, seed=seed) for letter, causes in ANONYMOUS.items()}
@@ -164,12 +168,12 @@ def default_scale(inputs: Mapping[str, Tensor]) -> float:
 
 
 def law(inputs: Mapping[str, Tensor], *, scale: bool = False) -> float:
-    """Predict the factor between the two forms, for o and every gradient: all are linear in the scale."""
+    """Predict the factor between the two forms of o and every gradient: all are linear in the scale."""
     return 1 / default_scale(inputs) if scale else 1.0
 
 
 def step_at(x: float, digits: int = 8) -> float:
-    """Return the distance between neighbouring numbers at x in a format with that many significand digits.
+    """Return the spacing of floating-point numbers around x for a significand of `digits` bits (bfloat16: 8).
 
     >>> step_at(4.5), step_at(3.9)
     (0.03125, 0.015625)
@@ -178,7 +182,7 @@ def step_at(x: float, digits: int = 8) -> float:
 
 
 class Repaired(NamedTuple):
-    """The initial state's gradient of a kernel with bfloat16 products and float32 sums, against the exact one."""
+    """How far the initial state's gradient from bfloat16 products and float32 sums is off."""
 
     worst: float  # largest difference of the two, both rounded to bfloat16
     step: float  # distance between bfloat16 numbers at that element
@@ -188,9 +192,9 @@ class Repaired(NamedTuple):
 def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
     """Measure the error left after the repair, at the report's sizes with scale 1: bfloat16 operands, float32 sums.
 
-    T: more tokens change nothing, since their gradients decay on the way to the start.
-    The largest gradient is near 4, where the bfloat16 step changes from 2^-6 to 2^-5: the seed decides which of them is
-    the largest difference.
+    T: more tokens change nothing, since their gradients decay on the way to the start. seed: the largest gradient is
+        near 4, where the bfloat16 step changes from 2^-6 to 2^-5; the seed decides which step the largest difference
+        has.
     """
     x = {**inputs(T=T, seed=seed), "scale": 1.0}
     do = _arriving(x, seed)
@@ -212,8 +216,8 @@ RECORDING = "h200_published_forms"
 def side_by_side(op: str | Operator, inputs: Mapping[str, Tensor], *, seed: int = 0) -> list[dict]:
     """Compare the two forms of an implementation of RWKV6: a row for each tensor of `REPORTED`.
 
-    as_reported_*: the chunk form with scale 1, the recurrent one with K^-0.5, as in the report. one_scale_*: both with
-    K^-0.5. For each, the largest absolute difference, and chunk as a multiple of recurrent (`ratio`).
+    Keys as_reported_*: the chunk form with scale 1, the recurrent one with K^-0.5, as in the report. one_scale_*: both
+    with K^-0.5. For each, the largest absolute difference, and chunk as a multiple of recurrent (`ratio`).
     chunk_error, recurrent_error: relative L2 error with K^-0.5 against float64 from the same inputs.
     """
     default = default_scale(inputs)
@@ -238,8 +242,8 @@ def side_by_side(op: str | Operator, inputs: Mapping[str, Tensor], *, seed: int 
 def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
     """Compare flash-linear-attention's two forms and flakit's kernels on the report's inputs. Return (label, rows).
 
-    Rows are those of `side_by_side` with a `who`: measured if flash-linear-attention and a GPU are present, otherwise
-    recorded, or none without a recording. The label says which.
+    Rows are those of `side_by_side` with the implementation's name as `who`: measured if flash-linear-attention and a
+    GPU are present, otherwise recorded, or none without a recording. The label names the source.
     """
     here = published_rwkv6()
     if here is None:
@@ -257,15 +261,15 @@ def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The tensors of `REPORTED` from both forms."""
+    """What `show` returns: the tensors of `REPORTED` from both forms, and each fit of chunk to recurrent."""
 
     chunk: Mapping[str, Tensor]
     recurrent: Mapping[str, Tensor]
     fits: Mapping[str, Ratio]
     law: float
-    """The factor between the two forms."""
+    """The predicted factor between the two forms."""
     rest: float
-    """The largest `unexplained` that rounding gives."""
+    """The largest `unexplained` that rounding alone gives."""
 
 
 def show(
@@ -278,7 +282,8 @@ def show(
     V: Annotated[int, Range(4, 128, 4)] = 64,
     seed: int = 0,
 ) -> Shown:
-    """Fit chunk as a multiple of recurrent, by switch. The law covers the scale; the other causes leave a residual."""
+    """Fit chunk as a multiple of recurrent with causes switched on as in `switches`; the `law` covers the scale
+    alone."""
     x, rest, rows = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed), 2 * rounding_error(torch.bfloat16), []
     chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
     fits, predicted = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}, law(x, scale=scale)
@@ -291,7 +296,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """The reported differences, from the scale alone; the three switches; and what the repair leaves."""
+    """Return rows on the six reported differences, from the scale alone; on each cause; and on the error after the
+    repair."""
     x = inputs()
     one, default = (run(x, scale=scale) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)

@@ -1,4 +1,4 @@
-"""All elements of six tensors, one form against the other: a line, a line elsewhere, a fan or a cloud."""
+"""The picture of `chunk_vs_recurrent`: all elements of six tensors, one form against the other, in log-log maps."""
 
 import numpy as np
 from torch import Tensor
@@ -123,13 +123,13 @@ class Picture(Drawing):
 
 
 def _places(shown: Shown, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and column of every element's cell."""
+    """Return row and column of the map's cell for every element of a tensor, by its size over the recurrent RMS."""
     size = shown.recurrent[name].double().square().mean().sqrt().item()
     return _BINS - 1 - _bin(shown.chunk[name] / size), _bin(shown.recurrent[name] / size)
 
 
 def _bin(x: Tensor) -> np.ndarray:
-    """From 0 at the lowest power of ten; what is smaller or larger lies in the first or last."""
+    """Return the bin of each |x| on the logarithmic axis, 0 … `_BINS` - 1; values beyond an end fall into its bin."""
     with np.errstate(divide="ignore"):
         power = np.log10(np.abs(x.double().flatten().numpy()))
     return (np.clip((power - _LOW) * _DECADE, 0, _BINS - 1)).astype(int)

@@ -1,12 +1,13 @@
 """A clamp makes numbers finite, not right: keys that should be forgotten are read at full weight.
 
 The weight exp(ge_i - gi_j) of a pair is computed as exp(ge_i - n) exp(n - gi_j), with both exponents clamped so that
-neither overflows. As reported (sglang issue #39971): the fast path of a prefill collapses for strong decays. Recorded
-are errors of 0.57 at w = -8 and of 0.36 for a mix of -12 and -0.01, without block and anchor. As measured: once two
-positions are beyond the bound on the same side of the anchor, their clamped exponents cancel, and the pair has weight
-exp(0) = 1, whatever the decay between them. With m positions beyond the bound, m (m - 1) / 2 pairs are read at full
-weight, although little but each token's read of the previous one should remain: an error near 1 at once. Results are
-finite and of the right magnitude, so no search for NaN detects it.
+neither overflows; ge and gi are the exclusive and inclusive cumulative log decays, n is the anchor. As reported (sglang
+issue #39971): the fast path of a prefill collapses for strong decays. Recorded are errors of 0.57 at w = -8 and of 0.36
+for a mix of -12 and -0.01, without block and anchor. As measured: once two positions are beyond the bound on the same
+side of the anchor, their clamped exponents cancel, and the pair has weight exp(0) = 1, whatever the decay between them.
+With m positions beyond the bound, m (m - 1) / 2 pairs are read at full weight, although little but each token's read of
+the previous one should remain: an error near 1 at once. Results are finite and of the right magnitude, so no search for
+NaN detects it.
 
 Tokens read before their decay, as in RWKV6; with `exclusive=False` after it, as in GSA, including their own key.
 """
@@ -37,10 +38,10 @@ def scores(
     exclusive: bool = True,
     backend: str = "torch",
 ) -> Tensor:
-    """Compute A [block, block] of linear attention with both exponents clamped; q, k, w [block, K].
+    """Return scores A [block, block] of linear attention with both exponents clamped to ±bound.
 
-    anchor: the token before which the exponents are anchored. bound: the clamp, natural log.
-    backend: "triton" for the kernel, on a GPU or interpreted, in float32; "torch" for its twin.
+    q, k, w [block, K]; w natural-log decays. anchor: the token before which the exponents are anchored.
+    backend: "triton" for the kernel, on a GPU or interpreted, in float32; "torch" for the same in PyTorch.
     """
     before = _before(w)
     seen, g, n = before[:-1] if exclusive else before[1:], before[1:], before[anchor]
@@ -54,7 +55,7 @@ def scores(
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor, *, exclusive: bool = True) -> Tensor:
-    """Compute the same from the difference of each pair."""
+    """Return the same scores without anchor or clamp, each pair from its own difference of cumulative decays."""
     before = _before(w)
     seen, g = before[:-1] if exclusive else before[1:], before[1:]
     weights = (seen[:, None] - g[None, :]).clamp(max=0).exp()
@@ -69,7 +70,7 @@ def _before(w: Tensor) -> Tensor:
 def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exclusive: bool = True) -> float:
     """Predict the relative L2 error of A at a uniform log decay w, for random q and k, from the weights of all pairs.
 
-    Only positions between tokens at which a token reads matter: each key that is read is before one of them.
+    Only the cumulative decays at the tokens' reads matter: each key's exponent equals that of one of these reads.
     """
     first = 0 if exclusive else 1
     exponents = [w * (place - anchor) for place in range(first, first + block)]
@@ -84,7 +85,7 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exc
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One block; weights are [block, block], a row per output, a column per key."""
+    """What `show` returns for one block; weights are [block, block], a row per output, a column per key."""
 
     bound: float
     exponents: Tensor
@@ -108,7 +109,7 @@ class Shown(Measured):
 
     @property
     def unread(self) -> Tensor:
-        """Pairs without a decayed read, boolean [block, block]: later keys, and with exclusive reads a token's own."""
+        """Pairs whose weight is 0 by definition, boolean [block, block]: later keys and, if exclusive, the own key."""
         return ~torch.ones_like(self.right, dtype=torch.bool).tril(-int(self.exclusive))
 
 
@@ -122,9 +123,9 @@ def show(
     exclusive: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of the clamped scores at one setting with a uniform log decay, and whether all are finite.
+    """Return the error of the clamped scores at a uniform log decay w, and whether all are finite, beside the law.
 
-    Weights are for q and k of 1. ValueError for an anchor outside the block.
+    Weights are for q and k of 1. Raises ValueError unless 0 <= anchor <= block.
     """
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")
@@ -156,5 +157,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the error of a block's scores by decay and anchor."""
+    """Return rows on the error of a block's scores at four decays and two anchors."""
     return [row for anchor in (0, 8) for w in (-5.0, -8.0, -12.0, -50.0) for row in show(w=w, anchor=anchor).rows]

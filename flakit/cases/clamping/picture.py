@@ -1,4 +1,4 @@
-"""The exponent of every row, exact and clamped, and the weights of every pair from both."""
+"""The picture of `clamping`: the exponent of every row, exact and clamped, and the weights of every pair from both."""
 
 import math
 
@@ -136,7 +136,8 @@ class Picture(Drawing):
 
 
 def _factor(shown: Shown, row: int, sign: int) -> tuple[str, float]:
-    """The exponent of a row's factor in words, and the factor."""
+    """Return the exponent of a row's factor in words, and the factor. sign: 1 for the query factor, -1 for the key
+    factor."""
     exponent, clamped = (sign * float(x[row]) + 0.0 for x in (shown.exponents, shown.clamped))
     words = number(clamped) if clamped == exponent else WORDS.say("of", clamped=clamped, exponent=exponent)
     return words, math.exp(clamped)
