@@ -49,10 +49,9 @@ def scores(
 ) -> Tensor:
     """Return scores A [H, T, T] float32 of q, k [T, H, K] under cumulative log decays g [T, H, K], anchored at one row.
 
-    anchor: the row of g, or of n [*, H, K], that serves as the anchor. bound: both exponents are clamped to +-bound.
-    read: the cumulative log decay at each token's read, [T, H, K]; then no token reads itself. Default: g, and each
-        does. short: the fault of `wrong_head_anchor`, the anchor's row at a stride of K numbers per token instead of H
-        K.
+    anchor: the row of g, or of n [*, H, K], that is the anchor. bound: both exponents are clamped to +-bound.
+    read: the cumulative decay at each read, [T, H, K]; then no token reads itself. Default: g, and each does.
+    short: the fault of `wrong_head_anchor`, an anchor found at K numbers a token instead of H K.
     """
     T, H, K = g.shape
     strict = read is not None

@@ -1,4 +1,4 @@
-"""Load decays from a tensor, an array, or a file of one or several by name."""
+"""Load natural-log decays from a tensor, an array, or a file that contains one tensor or several by name."""
 
 import json
 import math
@@ -16,9 +16,10 @@ from ..ops.common.validation import FLOATS
 
 
 def layers(w: object) -> dict[str, object]:
-    """Return decays by layer name, "" for a single unnamed one. w: a tensor, an array, a mapping of them, or a file.
+    """Return decays by layer name, "" for a single unnamed one. w: a tensor, an array, a mapping of them, or a file of
+    `read`.
 
-    Raises ValueError for an empty mapping, and for a checkpoint's weights.
+    Raises ValueError for an empty mapping and for a checkpoint's weights, and whatever `read` raises.
     """
     if isinstance(w, (str, Path)):
         w = read(w)
@@ -36,9 +37,9 @@ def layers(w: object) -> dict[str, object]:
 
 
 def checked(name: str, x: object) -> Tensor:
-    """Check one layer's decays and return them on the CPU, [B, T, H, K], all <= 0.
+    """Check one layer's natural-log decays, <= 0, and return them on the CPU, [B, T, H, K], in a dtype with arithmetic.
 
-    Raises TypeError or ValueError naming the layer.
+    Raises TypeError unless x has floats, ValueError for other shapes, NaN or values above 0; both name the layer.
     """
     label = f"w[{name!r}]" if name else "w"
     if isinstance(x, np.ndarray) and x.dtype.kind == "f":
@@ -66,7 +67,7 @@ def checked(name: str, x: object) -> Tensor:
 
 
 def _of_numpy(x: np.ndarray) -> Tensor:
-    """Convert an array of floats in any byte order; a longdouble becomes float64."""
+    """Convert a float array in any byte order to a tensor of its dtype; a longdouble becomes float64."""
     dtype = x.dtype.newbyteorder("=") if x.dtype.itemsize <= 8 else np.dtype(np.float64)
     with np.errstate(over="ignore"):  # below float64's range a decay acts like -inf
         return torch.from_numpy(np.array(x, dtype=dtype, order="C"))
@@ -75,7 +76,7 @@ def _of_numpy(x: np.ndarray) -> Tensor:
 def read(path: str | Path) -> Tensor | dict[str, Tensor]:
     """Read the tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy, without executing code.
 
-    Raises FileNotFoundError if there is none, ValueError or TypeError, with the reason, for an unreadable one.
+    Raises FileNotFoundError for a missing file, ValueError or TypeError with the reason for an unreadable one.
     """
     path = Path(path)
     readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
@@ -140,7 +141,8 @@ _SAFETENSORS = {
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read the format: 8 bytes with the length of a JSON header (little-endian), the header, and the tensors' bytes."""
+    """Read tensors by name: 8 bytes with the length of a JSON header (little-endian), the header, the tensors'
+    bytes."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:
@@ -168,7 +170,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _describes(about: object) -> bool:
-    """Whether this is a valid tensor entry of a header."""
+    """Return whether a header's entry is valid: dtype, shape, and data_offsets of two numbers."""
 
     def counts(x: object) -> bool:
         return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)

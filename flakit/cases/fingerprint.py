@@ -3,8 +3,8 @@
     fingerprint()["start anchor"].cells["dr"]       Cell(kind='NaN', everywhere=True, error=inf)
     diagnose({"o": "ok", "dr": "nan"})              the causes, the best fit first
 
-Every cell is computed: RWKV6 with a fault of the casebook, just beyond its onset, compared with float64. So the
-fingerprint is that of a fault at its onset; further on more tensors are lost. Rows are cached.
+Every cell is computed: RWKV6 with a fault of the casebook, compared with float64. Its setting is just beyond the
+fault's onset; beyond it, more tensors are lost. Rows are cached.
 """
 
 import functools
@@ -81,7 +81,7 @@ WORDS = Words() | {
         "loss not divided": "Divide one gradient by the other: the ratio is the number of parts.",
     },
 }
-"""What each fault is, by its name, and the test that confirms it."""
+"""What each fault is, by the name of its cause, and the test that confirms it."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw", "du", "final_state", "dinitial_state")
 """RWKV6's outputs and the gradients of its inputs; the last two belong to the state."""
@@ -95,7 +95,7 @@ _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 class Cell(NamedTuple):
-    """The condition of one tensor: one of `KINDS`, whether at every token, and the relative L2 error."""
+    """What a cause does to one tensor: one of `KINDS`, whether at every token, and the relative L2 error."""
 
     kind: str
     everywhere: bool
@@ -104,10 +104,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, the lesson that explains it, its case. run: computes RWKV6's tensors with it, and those in float64."""
+    """A fault, the lesson and the case that explain it. run: returns RWKV6's tensors with the fault, and those in
+    float64."""
 
     key: str
-    """Its name in English."""
+    """The fault's English name, its key in `CAUSES`."""
     lesson: str
     case: str
     run: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
@@ -137,7 +138,8 @@ def _inputs(T: int = 128, decay: float | str = -0.3, **options) -> dict[str, Ten
 
 
 def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **options):
-    """Run a chunk form with an anchor. spike: the only token with this decay; the others decay little."""
+    """Run a chunk form with an anchor scheme. spike: the only token with this decay, -0.01 elsewhere; None: all have
+    it."""
     x = _inputs(decay=decay if spike is None else -0.01)
     if spike is not None:
         x["w"][:, spike] = decay
@@ -171,7 +173,11 @@ def _guarded(gi: Tensor, seen: Tensor) -> Tensor:
 
 
 def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tensor):
-    """Compute RWKV6 in one chunk by automatic differentiation. weights(gi, ge): the decays between pairs of tokens."""
+    """Compute RWKV6 in one chunk by automatic differentiation, and in float64; decay broadcasts to [B, 64, H, K].
+
+    weights(gi, ge): the decay between pairs of tokens, [B, H, 64, 64, K], from inclusive and exclusive sums [B, H, 64,
+    K].
+    """
     x = _inputs(64)
     x["w"] = torch.as_tensor(decay, dtype=torch.float32).expand_as(x["w"]).clone()
     leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
@@ -188,7 +194,7 @@ def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tenso
 
 
 def _some_zero() -> Tensor:
-    """Return log decays of 64 tokens, every third exactly 0."""
+    """Return log decays [1, 64, 1, 1]: 0 at every third of 64 tokens, -0.1 at the others."""
     return torch.where(torch.arange(64) % 3 == 0, 0.0, -0.1)[None, :, None, None]
 
 
@@ -217,7 +223,7 @@ def _padded():
 
 
 class _WrongHead(Products):
-    """Reads the anchor's row with a stride too short by the number of heads: another token's, another head's."""
+    """`Products` with the anchor's row read at a stride too short by the factor H: another token's, another head's."""
 
     def exponents(self, tile):
         query, key = super().exponents(tile)
@@ -233,7 +239,7 @@ def _short_stride():
 
 
 def _offsets():
-    """Packed sequences whose strided offsets are read as contiguous; unwritten memory is NaN."""
+    """Compute packed sequences whose strided offsets are read as contiguous; unwritten memory is NaN."""
     ends = strided_offsets.offsets(6, 12)
     x = _inputs(int(ends[-1]), -0.1)
     x["initial_state"] = x["initial_state"].expand(len(ends) - 1, -1, -1, -1).contiguous()
@@ -257,7 +263,7 @@ def _offsets():
 
 
 def _unwritten():
-    """28 unwritten rows after the packed sequences, in memory that held NaN."""
+    """Compute packed sequences with 28 unwritten rows of padding after the last, in memory that held NaN."""
     x = make_inputs("rwkv6", T=100, H=1, K=16, V=16, decay=-0.3, initial_state=True, cu_seqlens=[0, 60, 100])
     results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
     for name in ("o", "dr", "dk", "dv", "dw"):
@@ -267,7 +273,7 @@ def _unwritten():
 
 
 def _mirrored():
-    """The backward pass loads the initial state with a transposed mask; dw comes from r dr and k dk, as reported."""
+    """Compute RWKV6 with a backward pass that loads the initial state with a transposed mask; dw from r dr and k dk."""
     x = transposed_mask.inputs(40, 64, T=32)
     results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
     results["dr"] = transposed_mask.run(x, backend="torch").dr
@@ -281,7 +287,7 @@ def _without_final():
 
 
 def _undivided():
-    """Four micro-batches whose losses are not divided by four."""
+    """Compute the gradients of four equal micro-batches whose losses are not divided by four."""
     x = _inputs()
     do, _ = cotangents("rwkv6", x)
     return evaluate("rwkv6", x, arriving=(4 * do, None)), truth("rwkv6", x)
@@ -313,11 +319,12 @@ CAUSES: dict[str, Cause] = {
         ("loss not divided", "13", "gradient_accumulation", _undivided),
     )
 }
-"""In the order of the lessons."""
+"""Every cause by its name, in the order of the lessons."""
 
 
 def known(upto: str | None = None) -> tuple[str, ...]:
-    """Return the causes explained up to a lesson, such as "05"; None: all. ValueError for no lesson number."""
+    """Return the names of the causes explained up to a lesson, such as "05"; None: all. Raises ValueError for another
+    form."""
     if upto is None:
         return tuple(CAUSES)
     if not (isinstance(upto, str) and upto.isdigit() and len(upto) == 2):
@@ -326,7 +333,7 @@ def known(upto: str | None = None) -> tuple[str, ...]:
 
 
 def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
-    """Compute what each cause does to each of `TENSORS`. causes: names of `CAUSES`, default all.
+    """Return each cause's row: the `Cell` of each of `TENSORS`. causes: names of `CAUSES`, default all.
 
     Raises ValueError for an unknown name.
     """
@@ -355,9 +362,10 @@ def _cell(tensor: str, got: Tensor, exact: Tensor, allowed: float) -> Cell:
 
 
 class Fit(NamedTuple):
-    """How well a cause explains the observations: of `given` observed tensors, `agree` match; `against` do not.
+    """How well a cause explains observations: of `given` observed tensors, `agree` match (half for inf against NaN).
 
-    good: whether at least three quarters match of the tensors that are not ok in the observation or in the cause's row.
+    against: the tensors that do not match. good: whether at least three quarters match of the tensors that are not ok
+        in the observation or in the cause's row.
     """
 
     row: Row
@@ -368,11 +376,11 @@ class Fit(NamedTuple):
 
 
 def diagnose(seen: Mapping[str, str], causes: Iterable[str] | None = None) -> list[Fit]:
-    """Return every cause with how well it fits the observations, the best first.
+    """Return how well each cause fits the observed tensors, the best fit first. causes: as in `fingerprint`.
 
     seen: "ok", "wrong", "inf" or "nan" by tensor; names of `TENSORS`, or the short S_T and dS_0. Leave out tensors that
-    were not observed. inf and NaN match by half: which of them appears depends on the distance from the onset.
-    Raises ValueError for an unknown tensor or kind, and for no observation.
+        were not observed. inf and NaN match by half: which of them appears depends on the distance from the onset.
+        Raises ValueError for an unknown tensor or kind, and for no observation.
     """
     observed = {_tensor(name): _kind(name, kind) for name, kind in seen.items()}
     if not observed:

@@ -84,8 +84,7 @@ def show(
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> Shown:
     """Run one scheme at one log decay w <= 0, of the token `row` or of all (None). Return which tensors are finite and
-    the |w| from which each is not, beside the law. Raises ValueError for a positive or infinite w, or a row that is no
-    token."""
+    the |w| from which each is not, beside the law. Raises ValueError for a w > 0 or infinite, or a row >= T."""
     if not -math.inf < w <= 0:
         raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}

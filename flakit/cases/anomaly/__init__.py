@@ -38,11 +38,10 @@ NOTHING = "says nothing"
 
 
 def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
-    """Return RWKV6, RWKV7 or GSA in chunks as one autograd.Function: called with the operator's tensors in order, it
-    returns o [B, T, H, V].
+    """Return RWKV6, RWKV7 or GSA in chunks as one autograd.Function: f(*tensors in the operator's order) -> o [B, T, H,
+    V].
 
-    products: products(w, inclusive=…) returns the `Products` of all chunks for w [B, H, N, C, K]. chunk: tokens per
-        chunk. A second backward raises RuntimeError.
+    products: products(w, inclusive=…) -> the `Products` of all chunks. A second backward raises RuntimeError.
     """
     of = OPERATORS[op]
 

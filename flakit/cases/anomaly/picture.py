@@ -1,5 +1,4 @@
-"""The picture of `anomaly`: each operation inside the node, the node's outputs by token, and the output that is
-named."""
+"""The picture of `anomaly`: each operation inside the node, the node's outputs by token, and which of them is named."""
 
 import numpy as np
 

@@ -111,11 +111,10 @@ def run(
     rebuilt: str = "by division",
     arriving: tuple[Tensor, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Run RWKV6 or RWKV7 token by token in float32, its gradients from rebuilt states. Return tensors as `evaluate`
-    does.
+    """Run RWKV6 or RWKV7 token by token in float32, gradients from rebuilt states; returns what `evaluate` does.
 
     x: as from `flakit.inputs(op, …)`. chunk, rebuilt: as in `states`. arriving: the gradients of o and of the final
-        state; default: `cotangents`. Raises ValueError for an unknown `rebuilt`.
+        state; default: `cotangents`.
     """
     of = operator(op)
     do, dlast = cotangents(op, x) if arriving is None else arriving

@@ -61,10 +61,7 @@ def run(
     seed: int = 0,
     op: str | Operator = "rwkv6",
 ) -> dict[str, Tensor]:
-    """Return o, final state and every gradient by name, for a do uniform in [0, 1) and no gradient of the state.
-
-    form: "chunk" or "recurrent". scale: None for the operator's default, K^-0.5. seed: of do.
-    """
+    """Return o, final state and all gradients, for a do uniform in [0, 1) from `seed`. form: "chunk" or "recurrent"."""
     return evaluate(op, {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
 
 
@@ -98,8 +95,7 @@ def ratio(got: Tensor, other: Tensor) -> Ratio:
 def overwriting_chunk(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, *, chunk: int = 64, **options
 ) -> RWKV6Output:
-    """Run `chunk_rwkv6`, then overwrite the caller's w with its running sum by chunk: the constructed fault of
-    `aliasing`."""
+    """Run `chunk_rwkv6`, then overwrite w with its running sum by chunk: the constructed fault (see `aliasing`)."""
     result = chunk_rwkv6(r, k, v, w.clone(), u, **options)
     overwrite(w, chunk, backend="torch")
     return result
@@ -282,8 +278,7 @@ def show(
     V: Annotated[int, Range(4, 128, 4)] = 64,
     seed: int = 0,
 ) -> Shown:
-    """Fit chunk as a multiple of recurrent with causes switched on as in `switches`; the `law` covers the scale
-    alone."""
+    """Fit chunk as a multiple of recurrent, causes switched on as in `switches`; the `law` covers only the scale."""
     x, rest, rows = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed), 2 * rounding_error(torch.bfloat16), []
     chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
     fits, predicted = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}, law(x, scale=scale)
@@ -296,8 +291,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the six reported differences, from the scale alone; on each cause; and on the error after the
-    repair."""
+    """Return rows on the six reported differences, from the scale alone; on each cause; on what the repair leaves."""
     x = inputs()
     one, default = (run(x, scale=scale) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)

@@ -136,8 +136,7 @@ class Picture(Drawing):
 
 
 def _factor(shown: Shown, row: int, sign: int) -> tuple[str, float]:
-    """Return the exponent of a row's factor in words, and the factor. sign: 1 for the query factor, -1 for the key
-    factor."""
+    """Return a factor's exponent in words, and the factor. sign: 1 for a row's query factor, -1 for its key factor."""
     exponent, clamped = (sign * float(x[row]) + 0.0 for x in (shown.exponents, shown.clamped))
     words = number(clamped) if clamped == exponent else WORDS.say("of", clamped=clamped, exponent=exponent)
     return words, math.exp(clamped)

@@ -9,7 +9,7 @@ and kernels use it because dr and dk are already available. Most of the two sums
 factor that grows like e^|w|, but the rounding errors of all rows after t remain. With dr and dk rounded to bfloat16 the
 relative error of dw is 4.0e-2, 7.9e-2, 1.6e-1 at T = 256, 1024, 4096 (logsigmoid decay), as `law_for` predicts. In
 float32 throughout it is 1e-5 there, but exceeds 1 from a constant decay of about -14, and from -5.5 if dr and dk come
-from TF32 dots. The direct form,
+from TF32 dots. The direct form, with D_t the gradient of the state S_t,
 
     dw_t = sum_v e^{w_t} S_{t-1} * D_t,
 
@@ -82,10 +82,11 @@ def identity(r: Tensor, k: Tensor, dr: Tensor, dk: Tensor, at_end: Tensor | None
 def dw_by_formula(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, rounding: str = "bfloat16", **options
 ) -> dict[str, Tensor]:
-    """Compute dw [B, T, H, K] by the first three `FORMULAS`, all from the same dr and dk.
+    """Return dw [B, T, H, K] by each of the first three `FORMULAS`, all from the same dr and dk.
 
-    r, k, w: [B, T, H, K], w natural log <= 0; v, do: [B, T, H, V]. The bonus u does not contribute to dw. Arithmetic
-    is float32 (float64 for float64 inputs). options: initial_state and dfinal_state, [B, H, K, V] each.
+    r, k, w: [B, T, H, K], w natural log <= 0; v, do: [B, T, H, V]. The bonus u does not contribute to dw. Arithmetic is
+        float32 (float64 for float64 inputs). rounding: the format of `ROUNDINGS` for "identity-rounded". options:
+        initial_state and dfinal_state, [B, H, K, V] each.
     """
     dr, dk, direct, at_end = _gradients(r, k, v, w, do, **options)
     return {
@@ -111,7 +112,7 @@ def _gradients(
 def in_chunks(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, rounding: str, same: bool = True, chunk: int = 64
 ) -> Tensor:
-    """Compute dw [B, T, H, K] with the identity inside each chunk and rounded operands; shapes as in `dw_by_formula`.
+    """Return dw [B, T, H, K] by the identity inside each chunk, from rounded operands; shapes as in `dw_by_formula`.
 
     q* and k* are the reads and keys times their decay from and to the chunk's middle, rounded; dA is the gradient of
     the scores. A chunk's pairs contribute sum_{s>t} q_s (dA k*)_s - sum_{s>=t} k_s (dA^T q*)_s.
@@ -140,9 +141,10 @@ def in_chunks(
 
 
 def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
-    """Return {"dw": dw as from a kernel that stores dr and dk in the inputs' dtype and sums them}, in w's dtype.
+    """Return {"dw": …} as from a kernel that sums r dr - k dk, with dr and dk stored in the inputs' dtype; dw in w's
+    dtype.
 
-    inputs: r, k, v, w and optionally initial_state, as from `flakit.inputs`; do: the gradient of o.
+    inputs: r, k, v, w and optionally initial_state, as from `flakit.inputs`; do: the gradient of o, [B, T, H, V].
     """
     r, k, v, w = (inputs[name] for name in ("r", "k", "v", "w"))
     rounding = str(r.dtype).removeprefix("torch.")
@@ -151,7 +153,7 @@ def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
 
 
 def published(device: str = "cuda") -> tuple[str, dict[str, dict[float, float]]]:
-    """Return (label, errors): `PUBLISHED`, measured again if flash-linear-attention and a GPU are present."""
+    """Return (label, errors as in `PUBLISHED`), measured here with flash-linear-attention and a GPU, else recorded."""
     here = published_rwkv6()
     if here is None:
         return "recorded on an H200, flash-linear-attention 0.6.0", PUBLISHED
@@ -170,9 +172,9 @@ def law(w: float, T: int, rounding: str = "bfloat16") -> float:
 
     Every row of r dr and k dk has its format's rounding error, 2^-digits / sqrt(6) (root mean square, for values
     uniform over a binade). dw_t accumulates it from all rows after t, T on average over both sums, hence sqrt(T). The
-    ratio of the size of r dr to that of dw is sqrt(e^{2|w|} - 1), from summing e^{2w} over pairs of tokens.
-    The rounding of the running sums is neglected: it is small beside bfloat16's and tf32's, and about as large again
-    in float32.
+    ratio of the size of r dr to that of dw is sqrt(e^{2|w|} - 1), from summing e^{2w} over pairs of tokens. The
+    rounding of the running sums is neglected: it is small beside bfloat16's and tf32's, and about as large again in
+    float32. Raises ValueError unless w < 0.
     """
     if not w < 0:
         raise ValueError(f"w: expected a natural-log decay < 0, got {w}")
@@ -183,7 +185,8 @@ def law(w: float, T: int, rounding: str = "bfloat16") -> float:
 
 
 def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
-    """Predict the same for any decays w [B, T, H, K], neglecting the transient of the first tokens.
+    """Predict the identity's relative error for any decays w [B, T, H, K], neglecting the transient of the first
+    tokens.
 
     With c and d the variances of a row of S_{t-1} and of D_t (`laws.state_variances`, `gradient_variances`), r dr has
     variance c, k dk variance d, and dw_t variance e^{2w} c d, all times scale^2 V.
@@ -205,8 +208,8 @@ def errors(
     """Return the relative L2 error of dw by each of `FORMULAS`, against float64 from the same rounded inputs.
 
     decay: a profile of `flakit.inputs`, or one natural-log decay. rounding: the storage format of inputs, dr, dk and
-    dw; with tf32, which only dots read, dw stays float32. "identity-same-operands" is inf if a chunk of 64 decays too
-    much.
+        dw; with tf32, which only dots read, dw stays float32. "identity-same-operands" is inf if a chunk of 64 decays
+        too much.
     """
     *_, exact, by_formula = _run(T, decay, rounding, seed)
     return {name: relative_l2(dw, exact) for name, dw in by_formula.items()}
@@ -214,7 +217,7 @@ def errors(
 
 @functools.lru_cache(maxsize=1)
 def _run(T: int, decay: str | float, rounding: str, seed: int) -> tuple:
-    """Return r, k, w, dr and dk, both rounded, dw in float64, and dw by each of `FORMULAS`, rounded as stored."""
+    """Return r, k, w, rounded dr and dk, dw in float64, and dw by each of `FORMULAS`, each in its storage format."""
     x = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)
     r, k, v, do = (round_to(y, rounding) for y in (x["r"], x["k"], x["v"], cotangents("rwkv6", x)[0]))
     w = x["w"]
@@ -232,11 +235,11 @@ def _run(T: int, decay: str | float, rounding: str, seed: int) -> tuple:
 
 
 LAWS = {"direct": 1.08, "identity-rounded": 1.35}
-"""The formulas with a law, and the factor within which it holds for random inputs."""
+"""The formulas with a law, and the factor up to which measurement and law differ for random inputs."""
 
 
 def predictions(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
-    """Predict `errors` by formula; none in float32, whose running sums round as much as dr and dk, nor in float64."""
+    """Predict `errors`. float32 has no law, since its running sums round as much as dr and dk, nor has float64: {}."""
     if rounding in ("float32", "float64"):
         return {}
     w = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)["w"]
@@ -258,7 +261,7 @@ def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One channel of one head by token, [T]; errors are those of the whole tensor."""
+    """What `show` returns: terms of dw in one channel of one head by token, [T]; errors of the whole tensor."""
 
     rounding: str
     read: Tensor
@@ -271,7 +274,7 @@ class Shown(Measured):
     """dw as the difference of the two sums."""
     direct: Tensor
     noise: Tensor
-    """The root-mean-square error of that difference by the law; NaN if there is no law."""
+    """The root-mean-square error of `rounded` by the law, [T]; NaN if there is no law."""
     errors: Mapping[str, float]
     """Relative L2 error of dw by each of `FORMULAS`."""
     laws: Mapping[str, float]
@@ -284,7 +287,7 @@ def show(
     rounding: Annotated[str, ROUNDINGS] = "bfloat16",
     seed: int = 0,
 ) -> Shown:
-    """Compare dw by every formula at one decay (a profile or a number), length and format."""
+    """Compare dw by every formula at one decay (a profile, or a natural log <= 0), length and storage format."""
     setting = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
     (r, k, w, dr, dk, exact, dw), laws = _run(T, decay, rounding, seed), predictions(**setting)
     first = (0, slice(None), 0, 0)
@@ -300,7 +303,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return dw's relative errors by formula, format and length, and by constant decay beside published kernels'."""
+    """Return rows on dw's error by formula, format and length, and at constant decays beside published kernels."""
     rows, (_, theirs) = [], published()
     reported = {"bfloat16": {256: 3.5e-2, 1024: 7.7e-2, 4096: 1.6e-1}, "float16": {256: None, 1024: None}}
     for rounding, lengths in (reported | {"float32": reported["float16"]}).items():

@@ -1,4 +1,4 @@
-"""One channel over time: two running sums, their difference, and the noise in it; errors beside it."""
+"""The picture of `decay_gradient`: two running sums over one channel, their difference with its noise, and errors."""
 
 import math
 
@@ -175,7 +175,7 @@ def _largest(*lines: Tensor) -> float:
 
 
 def _power(error: float) -> float:
-    """Of ten, within the scale."""
+    """Return log10(error), clipped to the axis of the bars."""
     return min(max(math.log10(error), _LOW), _HIGH) if error > 0 else _LOW
 
 

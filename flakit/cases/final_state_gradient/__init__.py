@@ -1,12 +1,12 @@
 """A final state without a gradient: the backward pass ignores what arrives there, and no error is raised.
 
-Some fused recurrent operators return a final state but start their backward pass with D_T = 0. Gradients of a loss on
-the outputs alone are right, and so pass every test. A loss that also uses the state, as in truncated backpropagation or
-a loss on a memory, loses part of the gradients of everything written to the state. A loss on the state alone gives
-zeros, which look like a converged model.
+Some fused recurrent operators return a final state but start their backward pass with D_T = 0, where D_t is the
+gradient of the state S_t. Gradients of a loss on the outputs alone are right, and so pass every test. A loss that also
+uses the state, as in truncated backpropagation or a loss on a memory, loses part of the gradients of everything written
+to the state. A loss on the state alone gives zeros, which look like a converged model.
 
-`ignoring` turns any right operator into such a one. The `law` predicts the lost part from the decay alone: the
-contribution of D_T to D_t decays with the decays after t; that of the outputs is a sum over all later reads.
+`ignoring` gives this fault to any right operator. The `law` predicts the lost part from the decay alone: the
+contribution of D_T to D_t shrinks by the decays after t; that of the outputs is a sum over all later reads.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class _Ignored(torch.autograd.Function):
 
 
 def ignoring(form: Callable) -> Callable:
-    """Return the operator with the fault: equal results, no gradient from the final state."""
+    """Wrap an operator with the fault: the same results, but no gradient flows back from the final state."""
 
     def faulty(*args, **kwargs):
         out = form(*args, **kwargs)
@@ -58,7 +58,7 @@ def ignoring(form: Callable) -> Callable:
 
 
 def ignored(op: str | Operator = "rwkv6") -> Operator:
-    """Return the operator with the fault in all of its forms."""
+    """Return a copy of the operator in which every form has the fault of `ignoring`."""
     op = operator(op)
     return dataclasses.replace(op, forms={name: ignoring(form) for name, form in op.forms.items()})
 
@@ -66,10 +66,10 @@ def ignored(op: str | Operator = "rwkv6") -> Operator:
 def errors(
     inputs: Mapping[str, object], op: str | Operator = "rwkv6", *, on: str = "both", fault: bool = True
 ) -> dict[str, float]:
-    """Return the relative L2 error of every gradient, against float64.
+    """Return the relative L2 error of every gradient against float64, by the gradient's name.
 
     inputs: as from `flakit.inputs`. on: what the loss depends on, "o", "state" or "both"; its gradients there are
-    standard normal. fault: False measures the right operator.
+        standard normal. fault: False measures the right operator. Raises ValueError for another `on`.
     """
     computed, exact = _gradients(inputs, op, on, fault)
     return {name: relative_l2(computed[name], exact[name]) for name in computed}
@@ -78,7 +78,7 @@ def errors(
 def _gradients(
     inputs: Mapping[str, object], op: str | Operator, on: str, fault: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return every gradient, as computed and in float64."""
+    """Return every gradient by name as computed, and the same in float64; arguments as in `errors`."""
     one_of("on", on, ON)
     op = operator(op)
     do, dstate = cotangents(op, inputs, dfinal_state=True, grad_seed=GRAD_SEED)
@@ -90,13 +90,13 @@ def _gradients(
 
 
 def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -> dict[str, float]:
-    """Predict for RWKV6 the relative L2 error of dk, dv and dw, from w and u alone.
+    """Predict for RWKV6 the relative L2 error of dk, dv and dw, from w [B, T, H, K] and u [H, K] alone.
 
     With r, k, v and the incoming gradients standard normal, row k of D_t has variance a from D_T and b from the reads.
     They start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with every token back. dk and dv depend on D_t and
     on a bonus of variance scale^2 u^2; dw on D_t times e^{w_t} S_{t-1}. dr and du do not depend on D_t and have no
-    error. A loss on o alone has no gradient at D_T, one on the state alone has only that.
-    NaN for dw if all of e^{w_t} is below the smallest normal number of w's dtype: dw then has nothing to measure.
+    error. A loss on o alone has no gradient at D_T, one on the state alone has only that. NaN for dw if all of e^{w_t}
+    is below the smallest normal number of w's dtype: dw is then 0.
     """
     one_of("on", on, ON)
     w, u = inputs["w"], inputs["u"].detach().double()
@@ -114,7 +114,7 @@ def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -
 
 
 def _carried(w: Tensor) -> Tensor:
-    """Return the variance of a row of e^{w_t} S_{t-1}."""
+    """Return the variance of the elements in each row of e^{w_t} S_{t-1}, [B, T, H, K] float64."""
     return (2 * w.detach().double()).exp() * state_variances(w)
 
 
@@ -123,7 +123,7 @@ WITHIN = {"dk": 0.1, "dv": 0.1, "dw": 0.2}
 
 
 def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return `WITHIN`, or three standard deviations if that is more: few rows of D_T then dominate the law's averages.
+    """Return the law's tolerance: `WITHIN`, or three standard deviations if few rows of D_T dominate its averages.
 
     With p_i the fraction of row i in the loss, a sum of squares has relative deviation sqrt(2 sum p_i^2), its root half
     of that.
@@ -139,7 +139,7 @@ def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The gradient that does not reach the tokens, and the resulting errors."""
+    """What `show` returns: how far the final state's gradient reaches, and each token's gradients without it."""
 
     on: str
     fault: bool
@@ -148,9 +148,9 @@ class Shown(Measured):
     computed: Mapping[str, Tensor]
     """The L2 norm of each token's gradient dr, dk, dv, dw, [T]."""
     true: Mapping[str, Tensor]
-    """The same in float64."""
+    """The norms of the same gradients in float64, [T]."""
     lost: Mapping[str, Tensor]
-    """Their relative L2 difference, [T]; 0 if they are equal."""
+    """The relative L2 difference of a token's computed and true gradient, [T]; 0 if they are equal."""
     errors: Mapping[str, float]
     """Relative L2 error of every full gradient."""
     law: Mapping[str, float]
@@ -166,7 +166,7 @@ def show(
     fault: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of each gradient, at one decay (a profile or a number), length, and dependence of the loss."""
+    """Return each gradient's error beside the law. decay: a profile or a number. on, fault: as in `errors`."""
     x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
     got, exact = _gradients(x, "rwkv6", on, fault)
     computed, true, difference = (
@@ -183,9 +183,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the error of each gradient. The report has 39-46% of dk, dv and dw for a loss on both, without decay or
-    length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone loses everything.
-    """
+    """Return each gradient's error. The report has 39-46% of dk, dv and dw for a loss on both o and the state, without
+    decay or length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone loses everything."""
     x = make_inputs("rwkv6", T=104, H=16, K=32, decay="rwkv6-wide")
     both, state, predicted = errors(x), errors(x, on="state"), law(x)
     return [

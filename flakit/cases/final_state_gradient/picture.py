@@ -1,4 +1,5 @@
-"""The gradient of the final state at each token, and the fraction of each gradient that is missing without it."""
+"""The picture of `final_state_gradient`: the share of the final state's gradient left at each token, and the loss of
+each."""
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -136,5 +137,5 @@ def _fate(shown: Shown) -> str:
 
 
 def _share(x: float) -> str:
-    """Format a fraction; rounding counts as nothing."""
+    """Format a fraction as a percentage; below 1e-4, the size of rounding, as 0%."""
     return percent(x) if x > 1e-4 else "0%"

@@ -1,14 +1,14 @@
 """An anchor from the future: outputs change when only later decays do.
 
-The anchor n of a block's scores, exp(g_i - n) exp(n - g_j), is the middle row of its C rows, or the last row of a
-partial block. As reported (flash-linear-attention issue #1240, pull request #1242): outputs before token P depend on
-gates from P on. As measured: n cancels in algebra but not in rounding, and for rows before it, it is a sum over future
-decays. If a decay at t >= P changes, outputs at t < P change in their last digits, by 1.9e-6 on record. It depends on
-rows alone: it happens if the changed token is not after the anchor and the outputs are before it. An anchor at the
-block's first row, or a difference for each pair, leaks nothing.
+The anchor n of a block's scores, exp(g_i - n) exp(n - g_j) with cumulative log decays g, is the middle row of its C
+rows, or the last row of a partial block. As reported (flash-linear-attention issue #1240, pull request #1242): outputs
+before token P depend on gates from P on. As measured: n cancels in algebra but not in rounding, and for rows before the
+anchor's, n is a sum over future decays. If a decay at t >= P changes, outputs at t < P change in their last digits, by
+1.9e-6 on record. That happens whenever the changed token is not after the anchor's row and the outputs are before the
+token. An anchor at the block's first row, or a difference for each pair, leaks nothing.
 
-The size is harmless. The point is that causality can be tested to the bit, and is not: a prefix computed alone differs
-from the same prefix in a longer text, and a cache filled by one does not match the other.
+The size is harmless. But causality can be tested to the bit, and is not: a prefix computed alone differs from the same
+prefix in a longer text, and a cache filled by one does not match the other.
 """
 
 import math
@@ -24,17 +24,17 @@ from ..knobs import Range
 from ..laws import Measured, Row
 
 ANCHORS = {"middle": lambda C, T: min(C // 2, T - 1), "first": lambda C, T: 0, "pair": None}
-"""The anchor row of a block of C rows, T of them filled; "pair": the exact difference of each pair, without anchor."""
+"""The anchor row of a block of C rows, T of them filled; "pair": exact differences of pairs, without an anchor."""
 
 
 def outputs(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, anchor: str = "middle", *, block: int = 16, backend: str = "torch"
 ) -> Tensor:
-    """Compute o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
+    """Return o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
 
-    q, k, w: [T, K]; v: [T, V]. backend: "triton" computes the scores of the two anchors in a kernel, on a GPU or
-    interpreted; "torch" computes the same in PyTorch.
-    Raises ValueError for an unknown anchor, or too many rows.
+    q, k, w: [T, K], w natural log <= 0; v: [T, V]. backend: "triton" computes the scores in a kernel, on a GPU or
+        interpreted, except for anchor "pair"; "torch" computes the same in PyTorch. Raises ValueError for an unknown
+        anchor, or too many rows.
     """
     one_of("anchor", anchor, ANCHORS)
     if len(w) > block:
@@ -63,20 +63,20 @@ def _factors(g: Tensor, row: int) -> tuple[Tensor, Tensor]:
 
 
 def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
-    """Predict whether outputs before P change with a decay at P: 0 < P <= anchor row."""
+    """Predict whether outputs before token P change with a decay at P: if 0 < P <= the anchor's row."""
     where = ANCHORS[anchor]
     return where is not None and 0 < P <= where(block, T)
 
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One block before and after its decays at P change, by token."""
+    """What `show` returns: one block by token, before and after the decays of token P change."""
 
     P: int
     row: int | None
-    """The anchor's row, None without one."""
+    """The anchor's row; None without an anchor."""
     w: tuple[Tensor, Tensor]
-    """Log decays [T, K]."""
+    """Log decays before and after, [T, K]."""
     exponents: tuple[Tensor, Tensor]
     """g - n of every token [T, K]; 0 without an anchor."""
     own: tuple[Tensor, Tensor]
@@ -125,7 +125,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows around the anchor row 8, in a partial block, and for the two anchors without leakage."""
+    """Return rows around the anchor row 8, in a partial block, and for the two anchors that leak nothing."""
     settings = [
         ("middle", 5, 16),
         ("middle", 8, 16),

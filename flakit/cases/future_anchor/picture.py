@@ -1,4 +1,4 @@
-"""One block by token: the decays that the anchor sums, and the change of each output when one token's decays change."""
+"""The picture of `future_anchor`: the decays that the anchor sums, and each output's change with one token's decays."""
 
 import numpy as np
 

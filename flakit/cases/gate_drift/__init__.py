@@ -1,10 +1,10 @@
 """Gates that drift in training until a kernel's fault is reached, and what brings the training back.
 
 As reported (flash-linear-attention issue #77): NaN in the gradients as training goes on, rare at first, then more and
-more often; re-initialising the forget gate's projection cures it, re-initialising anything else does not.
-As measured here: the gates drift by themselves. The task is to predict the token two steps back (`Delay`). Older tokens
-are noise, so faster decay is better, and AdamW lowers the log decays step by step. A step fails as soon as one exponent
-in the faulty kernel exceeds ln(max) = 88.72:
+more often; re-initialising the forget gate's projection cures it, re-initialising anything else does not. As measured
+here: the gates drift by themselves. The task is to predict the token two steps back (`Delay`). Older tokens are noise,
+so faster decay is better, and AdamW lowers the log decays step by step. A step fails as soon as one exponent in the
+faulty kernel exceeds ln(max) = 88.72:
 
     GSA, the fault of `padding`     minus the gates of the last chunk's first tokens, summed (48 of them at T = 56)
     RWKV6, bug A of `anchor`        minus the decay of one token, at the first row of a block inside a chunk
@@ -16,16 +16,16 @@ again. In GSA so does re-initialising the norms before it, which leaves the gate
 parameter does. The thread's clamp |f| < 20 has no effect, |w| < 12 excludes bug A. The right kernel on the same data
 fails in no step, nor does softmax attention, which has no gates.
 
-Only the learning rate, `LEARNING_RATE`, speeds this up: several times a usual one, and constant. At a quarter of it
-GSA's first failure comes after 2680 steps instead of some 200 (data/gate_drift.json), then the same happens. RWKV6
-fails with three seeds of four. A wider GSA on the story's 3000 tokens at a rate of 0.002, on a GPU, first fails after
-some 3000 steps, soon in all; with the right kernel the same gates drift on, to three times the limit, without a failure
-(data/h200_gate_drift.json).
+The learning rate, `LEARNING_RATE`, is several times a usual one, and constant; nothing else speeds up the drift. At a
+quarter of it GSA's first failure comes after 2680 steps instead of some 200 (data/gate_drift.json), then the same
+happens. RWKV6 fails with three seeds of four. A wider GSA on the story's 3000 tokens at a rate of 0.002, on a GPU,
+first fails after some 3000 steps, soon in all; with the right kernel the same gates drift on, to three times the limit,
+without a failure (data/h200_gate_drift.json).
 
-And a run that dies (`text`): a small RWKV6 learns Python's own source at an ordinary rate, in a loop without a guard.
-Its decays drift in the same way. With chunks anchored at their start the loss is NaN after some 80 steps; with bug A
-after a thousand, from one token; with a right kernel it continues to fall (data/fatal_run.json). `resume` continues the
-run from the step before with any kernel; `fatal_batch` returns the operator's inputs in the fatal step.
+`text` has a run that ends in NaN: a small RWKV6 learns Python's own source at an ordinary rate, in a loop without a
+guard. Its decays drift in the same way. With chunks anchored at their start the loss is NaN after some 80 steps; with
+bug A after a thousand, from one token; with a right kernel it continues to fall (data/fatal_run.json). `resume`
+continues the run from the step before with any kernel; `fatal_batch` returns the operator's inputs in the fatal step.
 """
 
 from .delay import KERNELS, LEARNING_RATE, PROJECTION, SIZE, attempts, drift, law, model, parts, reinitialised

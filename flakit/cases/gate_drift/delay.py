@@ -1,4 +1,4 @@
-"""Gates that drift on synthetic data: predict the token two steps back, all older ones being noise (`Delay`)."""
+"""Training on synthetic data in which gates drift: predict the token two steps back, older ones are noise (`Delay`)."""
 
 import copy
 from typing import NamedTuple
@@ -13,7 +13,7 @@ SIZE = 4
 LEARNING_RATE = {"gsa": 0.02, "rwkv6": 0.03, "attention": 0.02}
 WARMUP = 6  # steps
 PROJECTION = {"gsa": "blocks.0.time.f_proj", "rwkv6": "blocks.0.time.w"}
-"""The parameters that compute the gates."""
+"""By operator, the name of the module that computes the gates."""
 KERNELS = {
     "faulty": "GSA: padding that forgets nothing; RWKV6: blocks anchored at their first row",
     "clamped": "the faulty one behind the thread's stop-gap, |f| < 20 or |w| < 12",
@@ -22,7 +22,7 @@ KERNELS = {
 
 
 def model(op: str = "gsa", *, dim: int = 32, seed: int = 0) -> LanguageModel:
-    """Build an untrained model of one layer with heads of 16. op: "gsa", "rwkv6", or "attention" as the baseline."""
+    """Return an untrained model of one layer, heads of 16. op: "gsa", "rwkv6" or "attention"; ValueError for others."""
     one_of("op", op, LEARNING_RATE)
     return LanguageModel(Delay().vocab, dim=dim, layers=1, mixer=op, head_size=16, seed=seed)
 
@@ -44,10 +44,10 @@ def drift(
 ) -> tuple[LanguageModel, Drift]:
     """Train on `Delay` with one of `KERNELS` and watch the gates. Return the trained model and its `Drift`.
 
-    lr: constant after a short warm-up, default `LEARNING_RATE`. clip: largest gradient norm.
-    dim: the model's width. tokens: per sequence, `T`, or another with tokens mod 64 = 56 for the same law.
-    start: a model to continue from, with other data; it is not changed. seconds: time limit of the training.
-    Raises ValueError for an unknown kernel or operator.
+    lr: constant after a short warm-up, default `LEARNING_RATE`. clip: largest gradient norm. dim: the model's width.
+        tokens: per sequence, `T`, or another number with tokens mod 64 = 56, for which `law` holds too.
+    start: a model to continue from, with other data; it is not changed. seconds: time limit of the training. Raises
+        ValueError for an unknown kernel or operator.
     """
     one_of("kernel", kernel, KERNELS)
     trained, record = model(op, dim=dim, seed=seed) if start is None else copy.deepcopy(start), Drift(op, kernel)
@@ -73,13 +73,14 @@ def drift(
 
 
 def parts(model: LanguageModel) -> list[str]:
-    """Return the names of the parts that can be re-initialised: the layer's modules, and the modules around it."""
+    """Return the names of the model's parts for `reinitialised`: the layer's modules, and the modules around it."""
     names = (name.split(".") for name, _ in model.named_parameters())
     return list(dict.fromkeys(".".join(name[: 4 if name[0] == "blocks" else 1]) for name in names))
 
 
 def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: int = 100) -> LanguageModel:
-    """Return a copy of a model of `op` with one of its `parts` re-initialised. ValueError for an unknown part."""
+    """Return a copy of a model of `op` with one of its `parts` re-initialised. Raises ValueError for an unknown
+    part."""
     one_of("part", part, parts(trained))
     result = copy.deepcopy(trained)
     new = model(op, dim=trained.embedding.embedding_dim, seed=seed)
@@ -89,19 +90,22 @@ def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: i
 
 
 class Attempt(NamedTuple):
-    """Training continued with one part re-initialised."""
+    """Result of training continued with one part re-initialised. lost: 0 if that part cures the failure."""
 
     part: str
     lost: float
     """Fraction of non-finite steps."""
     exponent: float
-    """The largest of the first step; it fails above `LIMIT`."""
+    """The faulty kernel's largest exponent in the first step; the step fails if it is above `LIMIT`."""
     loss: float
-    """Mean of the last ten steps; NaN if the forward pass fails too."""
+    """Mean loss of the last ten steps; NaN if the forward pass fails too."""
 
 
 def attempts(trained: LanguageModel, op: str = "gsa", *, steps: int = 20, seed: int = 0) -> list[Attempt]:
-    """Re-initialise each part of a model in turn, and continue with the faulty kernel: which one cures it?"""
+    """Re-initialise each part of a trained model in turn and continue with the faulty kernel: which part cures it?
+
+    Return an `Attempt` for each part and one for none ("nothing"), the best first.
+    """
     rows = []
     for part in ("nothing", *parts(trained)):
         start = trained if part == "nothing" else reinitialised(trained, part, op)
