@@ -141,8 +141,7 @@ _SAFETENSORS = {
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name: 8 bytes with the length of a JSON header (little-endian), the header, the tensors'
-    bytes."""
+    """Read tensors by name: 8 bytes with the length of a JSON header (little-endian), the header, the values."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:

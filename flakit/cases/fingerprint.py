@@ -104,8 +104,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, the lesson and the case that explain it. run: returns RWKV6's tensors with the fault, and those in
-    float64."""
+    """A fault, and the lesson and case that explain it. run: returns RWKV6's tensors with it, and those in float64."""
 
     key: str
     """The fault's English name, its key in `CAUSES`."""
@@ -138,8 +137,7 @@ def _inputs(T: int = 128, decay: float | str = -0.3, **options) -> dict[str, Ten
 
 
 def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **options):
-    """Run a chunk form with an anchor scheme. spike: the only token with this decay, -0.01 elsewhere; None: all have
-    it."""
+    """Run a chunk form with an anchor scheme. spike: the only token with this decay; the others have -0.01."""
     x = _inputs(decay=decay if spike is None else -0.01)
     if spike is not None:
         x["w"][:, spike] = decay
@@ -173,11 +171,8 @@ def _guarded(gi: Tensor, seen: Tensor) -> Tensor:
 
 
 def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tensor):
-    """Compute RWKV6 in one chunk by automatic differentiation, and in float64; decay broadcasts to [B, 64, H, K].
-
-    weights(gi, ge): the decay between pairs of tokens, [B, H, 64, 64, K], from inclusive and exclusive sums [B, H, 64,
-    K].
-    """
+    """Compute RWKV6 in one chunk of 64 tokens by automatic differentiation. decay broadcasts to [B, 64, H, K].
+    weights(gi, ge): the pairs' decays [B, H, 64, 64, K], from inclusive and exclusive sums [B, H, 64, K]."""
     x = _inputs(64)
     x["w"] = torch.as_tensor(decay, dtype=torch.float32).expand_as(x["w"]).clone()
     leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
@@ -323,8 +318,7 @@ CAUSES: dict[str, Cause] = {
 
 
 def known(upto: str | None = None) -> tuple[str, ...]:
-    """Return the names of the causes explained up to a lesson, such as "05"; None: all. Raises ValueError for another
-    form."""
+    """Return the causes explained up to a lesson, such as "05"; None: all. Raises ValueError for other values."""
     if upto is None:
         return tuple(CAUSES)
     if not (isinstance(upto, str) and upto.isdigit() and len(upto) == 2):

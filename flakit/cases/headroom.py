@@ -9,7 +9,7 @@ float64, without running an operator, and compares the largest with the limit. `
 units; `factor` is the largest factor by which all decays may grow. Operands are assumed of order 1: others shift the
 limit by ln |operand|, about a percent of float32's limit, up to a fifth of float16's.
 
-No kernel sees the gate that computed the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
+A kernel does not see the gate that computed the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
 `gate` counts such decays and gives the distance of x from there.
 """
 
@@ -55,18 +55,18 @@ KERNELS = {
     "padding, chunk": "padding, chunk: forgets nothing",
     "padding, blocks": "padding, blocks: empty blocks skipped",
 }
-"""Kernels to compare with, and their labels: the anchor schemes, the late mask, and padding without decay (in GSA and
-RWKV6, wherever a key's gradient gathers later blocks)."""
+"""Label by kernel: the anchor schemes, the late mask, and padding without decay (in GSA and RWKV6, wherever a key's
+gradient sums over later blocks)."""
 
 
 def kernels(op: str) -> tuple[str, ...]:
-    """Return the `KERNELS` that apply to an operator."""
+    """Return the names of the `KERNELS` that apply to an operator."""
     like = as_read(op)
     return tuple(name for name in KERNELS if like in padding.KEY_GRADIENT or not name.startswith("padding"))
 
 
 def as_read(op: str | Operator) -> str:
-    """Return the operator of the case `anchor` that reads before or after the decay as `op` does, so has the same laws.
+    """Return "rwkv6", "rwkv7" or "gsa", the one whose reads come before or after the decay as in `op`: its laws hold.
 
     Raises ValueError for an operator without decay.
     """
@@ -80,13 +80,13 @@ def as_read(op: str | Operator) -> str:
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance of one kernel from its limit."""
+    """One kernel's largest exponent for some decays, where it arises, and how far it is from the limit."""
 
     kernel: str
     dtype: torch.dtype
     """Storage dtype of the operands; exponentials and sums are float32."""
     exponent: float
-    """The largest that the kernel takes, natural log; 0 if none is positive."""
+    """The largest exponent, natural log; 0 if none is positive."""
     limit: float
     """The largest exponent with a finite exponential, in the dtype that stores the factor."""
     layer: str = ""
@@ -100,12 +100,12 @@ class Margin:
 
     @property
     def margin(self) -> float:
-        """Natural-log units to the limit; below 0 the kernel breaks."""
+        """The limit minus the exponent, natural log; below 0 the kernel overflows."""
         return self.limit - self.exponent
 
     @property
     def factor(self) -> float:
-        """The largest factor on all decays before it breaks; below 1 it breaks on these. inf: it never breaks."""
+        """The largest factor on all decays without overflow; below 1 these decays overflow. inf: none does."""
         return self.limit / self.exponent if self.exponent else math.inf
 
     @property
@@ -114,7 +114,7 @@ class Margin:
 
     @property
     def place(self) -> str:
-        """The position of the largest exponent, in words."""
+        """Where the largest exponent arises, in words; "" if none is positive."""
         if self.token is None:
             return ""
         layer = f"{self.layer}, " if self.layer else ""
@@ -132,9 +132,9 @@ class Gate:
     infinite: int
     """Number of decays that are -inf."""
     largest: float
-    """The largest finite |w|."""
+    """The largest finite |w|, natural log."""
     layer: str = ""
-    """The layer of the largest."""
+    """The layer that has `largest`."""
 
     @property
     def margin(self) -> float:
@@ -175,17 +175,17 @@ class Headroom:
 
     @property
     def broken(self) -> tuple[Margin, ...]:
-        """The margins that these decays exceed, the worst first."""
+        """The margins of the kernels that overflow with these decays, the smallest factor first."""
         return tuple(sorted((m for m in self.margins if m.breaks), key=lambda m: m.factor))
 
     @property
     def gate(self) -> Gate:
-        """Over all layers: the number of decays that are -inf, and the finite decay closest to it."""
+        """Over all layers: the number of decays that are -inf, and the finite decay closest to overflow."""
         nearest = min(self.gates.values(), key=lambda gate: gate.margin)
         return replace(nearest, infinite=sum(gate.infinite for gate in self.gates.values()))
 
     def margin(self, kernel: str, dtype: torch.dtype = torch.float32, layer: str | None = None) -> Margin:
-        """Return the margin of a kernel, for one layer or the smallest over all. ValueError for an unknown name."""
+        """Return a kernel's margin, of one layer or the smallest over all. Raises ValueError for an unknown name."""
         measured = tuple(dict.fromkeys(m.kernel for m in self.margins))
         for name, known, got in (("kernel", measured, kernel), ("dtype", tuple(LN_MAX), dtype)):
             if got not in known:
@@ -196,7 +196,7 @@ class Headroom:
         return next(m for m in among if (m.kernel, m.dtype) == (kernel, dtype))
 
     def times(self, factor: float) -> "Headroom":
-        """Return the headroom with every decay multiplied by a factor. ValueError unless it is finite and above 0."""
+        """Return the headroom with every decay multiplied by factor. Raises ValueError unless it is finite and > 0."""
         if not 0 < factor < math.inf:
             raise ValueError(f"factor: expected a finite number above 0, got {factor!r}")
 
@@ -209,7 +209,7 @@ class Headroom:
         return replace(self, margins=more(self.margins), layers=layers, gates=gates, edges=edges)
 
     def uniform(self, kernel: str, dtype: torch.dtype = torch.float32) -> float:
-        """Return the largest uniform |w| per token that the kernel survives; for padding, at the worst length."""
+        """Return the largest uniform |w| per token without overflow; for padding, at the worst length."""
         if kernel.startswith("padding"):
             form = kernel.removeprefix("padding, ")
             sizes = {"chunk": self.chunk, "block": self.block}
@@ -238,7 +238,7 @@ class Headroom:
         return f"<p>{legend}</p>{Table(rows)._repr_html_()}<p>{gate}</p>"
 
     def _legend(self) -> tuple[str, str]:
-        """How to read the table, in two lines."""
+        """Return two lines that explain the table."""
         return (
             say("{op}, chunks of {chunk}, blocks of {block}. By number format: what all decays can be").format(
                 op=self.op, chunk=self.chunk, block=self.block
@@ -325,7 +325,7 @@ def _scheme(kernel: str) -> dict:
 
 
 def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens, layer: str) -> list[Margin]:
-    """Return the margin of a kernel for each dtype."""
+    """Return the margins of a kernel on one layer, one for each dtype of `LN_MAX`."""
     exponents: list[Worst] = []
     for start, sequence in _sequences(w, cu_seqlens):
         if kernel.startswith("padding"):
@@ -363,7 +363,7 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
-    """Return the largest exponent of the padded rows, at the key block with the farthest anchor.
+    """Return the largest exponent of the padding rows, at the key block with the farthest anchor; none if it is 0.
 
     Their factor counts as not stored: it multiplies 0 in any dtype.
     """

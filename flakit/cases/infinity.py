@@ -2,7 +2,7 @@
 
 The weight of key j in the read of token i is exp(ge_i - gi_j), with gi the inclusive and ge the exclusive cumulative
 log decay (RWKV6). A matrix product needs two factors, exp(ge_i) on the read and exp(-gi_j) on the key. With a uniform
-decay w the key's factor is exp((j+1)|w|), infinite in float32 if (j+1)|w| > 88.72. Then break, in this order:
+decay w the key's factor is exp((j+1)|w|), infinite in float32 if (j+1)|w| > 88.72. These tensors become non-finite:
 
     dr      its sum over j includes masked keys, whose dA is exactly 0, and 0 * inf = NaN in every row. The last key,
             which no token of the chunk reads, suffices: |w| = 88.72 / C
@@ -33,9 +33,8 @@ class Numbers:
     """The intermediates of a chunk of C tokens with K channels, in the order of computation.
 
     read, key: the two factors [C], equal in every channel. pairs: their product for each pair, row i reads key j.
-    scores, kept: the scores before and after the mask. dA: do @ v.T, the gradient of `kept`, scaled and masked. All
-    four are [C, C].
-    scaled: each key times its factor, [C, K]. o, dr: [C, K].
+        scores, kept: the scores before and after the mask. dA: do @ v.T, the gradient of `kept`, scaled and masked.
+        pairs, scores, kept, dA are [C, C]. scaled: each key times its factor, [C, K]. o, dr: [C, K].
     """
 
     read: Tensor
@@ -51,7 +50,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Way:
-    """The intermediates in float32 (`made`) and in float64 (`true`), whose range reaches e^709.
+    """The result of `follow`: the intermediates in float32 (`made`) and in float64 (`true`), whose range reaches e^709.
 
     exponents: of the two factors, [C] each. operands: r (scaled), k, v and do, [C, K].
     lost: the fraction of non-finite values in the keys' factors ("keys") and in each of `TENSORS`.
@@ -79,8 +78,8 @@ class Way:
 def inputs(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> dict[str, Tensor]:
     """Draw one chunk of RWKV6, float32 [1, C, 1, K]: r, k, v, w, u and the gradient do. The bonus u [1, K] is 0.
 
-    decay: w of every token and channel, natural log, finite and <= 0; ValueError otherwise.
-    r, k, v and do are one-digit decimals below 1 in size, so that only exponentials overflow.
+    decay: w of every token and channel, natural log. r, k, v and do are one-digit decimals below 1 in size, so that
+        only exponentials overflow. Raises ValueError unless decay is finite and <= 0.
     """
     if not -torch.inf < decay <= 0:
         raise ValueError(f"decay: expected a finite natural-log decay <= 0, got {decay!r}")
@@ -91,7 +90,7 @@ def inputs(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> dict[str, 
 
 
 def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
-    """Run `inputs` forward and backward with the faulty scheme in float32, and correctly in float64."""
+    """Run `inputs` forward and backward with the faulty scheme in float32, and with exact differences in float64."""
     x = inputs(decay, C=C, K=K, seed=seed)
     do = x.pop("do")[0, :, 0]
     chunk = RWKV6(x, lambda w, inclusive: Products(w, "none", inclusive=inclusive, chunk=C), C)

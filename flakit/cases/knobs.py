@@ -16,7 +16,7 @@ from numbers import Real
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high.
+    """The numbers from low to high, the valid values of a knob.
 
     step: distance between the stops of a slider; log: stops are logarithmic. Values between stops are valid too.
     """
@@ -34,7 +34,7 @@ class Range:
 
     @property
     def decay(self) -> bool:
-        """Whether these are natural-log decays: the range ends at 0."""
+        """Whether the range is one of natural-log decays: it goes from below 0 to 0."""
         return self.low < self.high == 0
 
 
@@ -45,7 +45,7 @@ FINITE_DECAY = Range(-1e3, 0.0)
 
 @dataclass(frozen=True)
 class Knob:
-    """One argument: its default, its types, and its choices or its range of numbers."""
+    """One keyword argument of a case's `show`: its default, its types, and its choices or its range of numbers."""
 
     default: object
     kinds: tuple[type, ...]
@@ -83,7 +83,7 @@ class Knob:
         return self.range is None or kind not in (int, float) or value in self.range
 
     def _chosen(self, kind: type) -> bool:
-        """Whether values of a type are restricted to the choices."""
+        """Return whether the choices are the valid values of type `kind`."""
         return bool(self.choices) and type(self.choices[0]) is kind
 
 
@@ -92,7 +92,7 @@ _FROM_TEXT: dict[type, Callable] = {bool: lambda text: _WORDS[text.lower()], typ
 
 
 def knobs_of(show: Callable) -> dict[str, Knob]:
-    """Return the knobs of a case's `show`, by name."""
+    """Return the knobs of a case's `show` by name, from its signature and `Annotated` types."""
     hints, knobs = typing.get_type_hints(show, include_extras=True), {}
     for name, parameter in inspect.signature(show).parameters.items():
         hint, choices, numbers = hints[name], (), None

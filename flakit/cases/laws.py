@@ -1,4 +1,4 @@
-"""Shared by all cases: floating-point limits, the rows of a case's numbers, devices, and the search for an onset."""
+"""What all cases share: floating-point limits, the rows of a case's numbers, devices, and the search for an onset."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +16,9 @@ LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, t
 
 
 class Row(NamedTuple):
-    """One number of a story: recorded, predicted by the law, and measured now.
+    """One number of a case: as recorded earlier, as predicted by the case's law, and as measured now.
 
-    NaN means none. Verdicts are booleans, positions are strings.
+    what: its description. recorded and law are NaN if there is none. Verdicts are booleans, positions are strings.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
     @property
     def agrees(self) -> bool | None:
-        """Whether law and measurement agree (to float32 rounding, if the law is 0); None without a law."""
+        """Whether law and measurement agree `within` the tolerance (1e-6 if the law is 0); None without a law."""
         law, measured = self.law, self.measured
         if law != law:
             return None
@@ -44,13 +44,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """One setting of a case's knobs: its numbers. Each case's `Shown` adds the arrays of its picture."""
+    """The numbers of one setting of a case's knobs. Each case's `Shown` adds the arrays of its picture."""
 
     rows: list[Row]
 
 
 def on_cpu() -> AbstractContextManager:
-    """Allocate tensors on the CPU inside the block, whatever `torch.set_default_device` says.
+    """Return a context in which tensors are allocated on the CPU, whatever `torch.set_default_device` says.
 
     If the CPU is the default this is a null context: PyTorch's context intercepts every call, which costs as much as a
     small operation.
@@ -59,8 +59,8 @@ def on_cpu() -> AbstractContextManager:
 
 
 def kernel_place() -> tuple[str, str]:
-    """Return (device, backend) for a case's Triton kernel in this process: on a GPU, interpreted on the CPU, or, if
-    neither is possible, "torch" for its twin in PyTorch."""
+    """Return (device, backend) for a case's Triton kernel in this process: ("cuda", "triton"), ("cpu", "triton") if
+    interpreted, or ("cpu", "torch") if neither is possible: the same computation in PyTorch."""
     if has_triton() and torch.cuda.is_available() and not interpreted():
         return "cuda", "triton"
     return "cpu", "triton" if has_triton() and interpreted() else "torch"
@@ -76,13 +76,16 @@ def state_variances(w: Tensor) -> Tensor:
     """Return the variance of the elements of each row of S_{t-1}, [B, T, H, K] float64, from the log decays w.
 
     For independent k and v of variance 1: c_0 = 0 and c_t = e^{2 w_{t-1}} c_{t-1} + 1, the effective number of tokens
-    that the row still holds. From the other end that is the recurrence of `gradient_variances`.
+    that the row still holds. Reversed in time, this is the recurrence of `gradient_variances`.
     """
     return gradient_variances(w.flip(1), 0.0, 1.0).flip(1)
 
 
 def gradient_variances(w: Tensor, at_end: float, read: float) -> Tensor:
-    """Return the same for D_t, the gradient of S_t, [B, T, H, K]: `at_end` at S_T; every later token adds `read`."""
+    """Return the variance of each row of D_t, the gradient of S_t, [B, T, H, K] float64, from the log decays w.
+
+    It is `at_end` at the last token. Every token back multiplies it by e^{2 w} and adds `read`.
+    """
     factors = (2 * w.detach().double()).exp()
     d = [torch.full_like(w[:, 0], at_end, dtype=torch.float64)]
     for t in reversed(range(1, w.shape[1])):
@@ -99,7 +102,7 @@ def search(
 ) -> dict[str, float]:
     """Find the smallest size at which each name stops being finite, inf if it is finite up to `highest`.
 
-    finite: finite(size) -> whether all values of each name are finite, for a size > 0; assumed monotonic.
+    finite: finite(size) -> by name, whether all its values are finite, for a size > 0; assumed monotonic.
     Bisects to a relative `tolerance`; every measurement serves all names.
     near: sizes to try first, such as a law's; right ones save most measurements, wrong ones cost some.
     """

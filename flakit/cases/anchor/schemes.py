@@ -113,8 +113,7 @@ def find_scheme(scheme: str | Scheme) -> Scheme:
 
 
 def find_mask(scheme: Scheme, mask: str | None) -> str | None:
-    """Return the mask mode, by default the scheme's right one; None if the scheme needs no mask. Raises ValueError if
-    the mask is unknown or does not apply to the scheme."""
+    """Return the mask mode, default the scheme's right one; None if it needs no mask. Raises ValueError if unknown."""
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
     one_of("mask", mask, MASKS)

@@ -1,5 +1,4 @@
-"""The picture of `final_state_gradient`: the share of the final state's gradient left at each token, and the loss of
-each."""
+"""The picture of `final_state_gradient`: the final state's gradient at each token, and what each gradient loses."""
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator

@@ -79,8 +79,7 @@ def parts(model: LanguageModel) -> list[str]:
 
 
 def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: int = 100) -> LanguageModel:
-    """Return a copy of a model of `op` with one of its `parts` re-initialised. Raises ValueError for an unknown
-    part."""
+    """Return a copy of a model of `op` with one part re-initialised. Raises ValueError unless it is among `parts`."""
     one_of("part", part, parts(trained))
     result = copy.deepcopy(trained)
     new = model(op, dim=trained.embedding.embedding_dim, seed=seed)
@@ -102,10 +101,8 @@ class Attempt(NamedTuple):
 
 
 def attempts(trained: LanguageModel, op: str = "gsa", *, steps: int = 20, seed: int = 0) -> list[Attempt]:
-    """Re-initialise each part of a trained model in turn and continue with the faulty kernel: which part cures it?
-
-    Return an `Attempt` for each part and one for none ("nothing"), the best first.
-    """
+    """Continue training with the faulty kernel, each of the model's `parts` re-initialised in turn, and none: best
+    first."""
     rows = []
     for part in ("nothing", *parts(trained)):
         start = trained if part == "nothing" else reinitialised(trained, part, op)

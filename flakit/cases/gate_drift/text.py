@@ -1,11 +1,11 @@
-"""A training run that dies: a small RWKV6 learns Python's source, with kernels that differ only in their anchor.
+"""A training run that ends in NaN: a small RWKV6 learns Python's source, with kernels that differ only in their anchor.
 
-    "none"        the factors of a chunk are taken from its start: dead after some 80 steps
-    "first-row"   blocks anchored at their first row, bug A of `anchor`: lives longer, and dies of one token
-    "right"       flakit's own: survives
+    "none"        the factors of a chunk are taken from its start: NaN after some 80 steps
+    "first-row"   blocks anchored at their first row, bug A of `anchor`: NaN after a thousand steps, from one token
+    "right"       flakit's own: no NaN
 
-Model, size and learning rate are those of `models.byte_prediction`. The loop has no guard: it applies the step whose
-gradient is NaN, which makes every weight and the next loss NaN. data/fatal_run.json records each step.
+Model, size and learning rate are those of `models.byte_prediction`. The loop has no guard: it applies the fatal step,
+whose gradient is NaN, which makes every weight and the next loss NaN. data/fatal_run.json records each step.
 data/fatal_run.npz has the state before each fatal step, and the text of the replayed steps, since the standard library
 depends on the version of Python.
 
@@ -31,11 +31,11 @@ from ...ops.rwkv6 import chunk_rwkv6
 from .watched import LIMIT, Drift, Output, exponents, faulty, follow
 
 FATAL = {"none": "anchored at the chunk's start", "first-row": "anchored after a block's first row: bug A"}
-"""The kernels that kill the run, in the order in which they do, by their names in `anchor.SCHEMES`."""
+"""The kernels that make the run fail, the earliest first, by their names in `anchor.SCHEMES`."""
 KERNELS = FATAL | {"right": "flakit's own"}
 SIZES = {"dim": 32, "layers": 1, "head_size": 16}
 SEED = 14
-"""Of the weights and of the text."""
+"""The seed of the weights and of the text."""
 CHUNK, TOKENS, SEQUENCES = 64, 128, 8
 """Tokens per chunk, tokens per sequence, sequences per step."""
 RATE, WARMUP = 1e-2, 20
@@ -52,12 +52,12 @@ def initial() -> LanguageModel:
 
 
 def library() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the `batch` of `models.train` on this Python's own standard library."""
+    """Return a function `batch` for `models.train` that draws text from this Python's standard library."""
     return standard_library(MODULES).split(0.1)[0].batch
 
 
 class Text:
-    """The recorded text, one batch per step from step `first`; its `batch` is that of `models.train`.
+    """The recorded text, one batch per step from step `first` on; `batch` is what `models.train` expects.
 
     Raises ValueError if no text was recorded for that step.
     """
@@ -73,7 +73,7 @@ class Text:
         self._next = iter(self.pieces)
 
     def batch(self, size: int, T: int, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return the next step's tokens and targets, each [SEQUENCES, TOKENS] int64. ValueError for another size."""
+        """Return the next step's tokens and targets, int64 [SEQUENCES, TOKENS]. Raises ValueError for another size."""
         pieces = torch.from_numpy(next(self._next)).long()
         if pieces.shape != (size, T + 1):
             raise ValueError(f"size, T: expected {pieces.shape[0]} and {pieces.shape[1] - 1}, got {size} and {T}")
@@ -104,12 +104,12 @@ def recorded(kernel: str = "none", *, of: str = "") -> Drift:
 
 
 def fatal_step(kernel: str = "none") -> int:
-    """Return the step whose gradient is NaN."""
+    """Return the number of the first step of a kernel's recorded run whose gradient is NaN; kernel: of `FATAL`."""
     return int(_stored()[f"{one_of('kernel', kernel, FATAL)}/step"])
 
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
-    """Return the model and its optimizer before the fatal step of a kernel."""
+    """Return the model and its optimizer as recorded before the fatal step of a kernel; of: one of `FATAL`."""
     stored, model = _stored(), initial()
     optimizer = adamw(model)
     for name, parameter in model.named_parameters():
@@ -123,8 +123,8 @@ def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
 def start(kernel: str | Callable = "none", *, steps: int | None = None, model: LanguageModel | None = None) -> Drift:
     """Compute the run from its first step, on the recorded text. Only some twenty steps match the recording.
 
-    kernel: one of `KERNELS`, or a function as in `resume`. steps: default two more than "none" survives.
-    model: a result of `initial`, to observe while it trains; it is trained in place.
+    kernel: one of `KERNELS`, or a function as in `resume`. steps: default two more than "none" has before its loss is
+        NaN. model: a result of `initial`, to observe while it trains; it is trained in place.
     """
     steps = fatal_step() + 3 if steps is None else steps
     return _run(kernel, initial() if model is None else model, Text(0), steps)
@@ -134,11 +134,12 @@ def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none
     """Continue the run from the state before the fatal step, with another kernel.
 
     kernel: one of `KERNELS`, or a function kernel(r, k, v, w, u) that returns o, or a tuple or a NamedTuple with o
-        first: r, k, w [B, T, H, K], w the natural-log decay <= 0, v and o [B, T, H, V], u [H, K], all float32 with
-        B = 8, T = 128, H = 2, K = V = 16, scale K^-0.5, no initial state. It must be differentiable in all five.
-    steps: number of steps, with the fatal one; text was recorded for `Text(fatal_step(of)).steps`.
-    of: which of the `FATAL` runs.
-    Returns a `Drift` whose `first` is the fatal step. No step is skipped: after a NaN all losses are NaN.
+        first: r, k, w [B, T, H, K], w the natural-log decay <= 0, v and o [B, T, H, V], u [H, K], all float32 with B =
+        8, T = 128, H = 2, K = V = 16, scale K^-0.5, no initial state. It must be differentiable in all five.
+    steps: number of steps, with the fatal one; text was recorded for `Text(fatal_step(of)).steps`. of: which of the
+        `FATAL` runs.
+    Returns a `Drift` whose `first` is the fatal step. No step is skipped: after a NaN all losses are NaN. Raises
+    ValueError for other steps, an unknown kernel, or a function's result that is not o or not differentiable.
     """
     model, optimizer = state(of)
     first = fatal_step(of)
@@ -148,9 +149,9 @@ def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none
 def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
     """Return the run of a fatal kernel: recorded up to its fatal step, computed from there on.
 
-    The computed steps start from recorded weights, so that the run dies on every machine. A run computed from its first
-    step, by `start`, need not: rounding differs between machines and changes the losses visibly after some twenty
-    steps, and with them every later exponent.
+    The computed steps start from recorded weights, so that the run fails on every machine. A run computed from its
+    first step, by `start`, need not fail: rounding differs between machines and changes the losses visibly after some
+    twenty steps, and with them every later exponent.
 
     kernel: one of `FATAL`. steps: number of computed steps. The quantiles hold only the largest exponents.
     """
@@ -183,9 +184,9 @@ def _run(
 def train_on(
     batch: Callable, kernel: str | Callable, model: LanguageModel, drift: Drift, *, scheme: str, **options
 ) -> Drift:
-    """Train a model with this run's batch size, learning rate and missing guard, and fill in `drift`.
+    """Train a model on `batch` with this run's batch size and learning rate, skipping no step; fill in `drift`.
 
-    scheme: the scheme whose exponents are watched. options: steps, warmup and other arguments of `models.train`.
+    kernel: as in `resume`. scheme: its exponents are recorded. options: steps, warmup, … of `models.train`.
     """
     fixed = {"size": SEQUENCES, "T": TOKENS, "lr": RATE, "skip": False, "seed": SEED, "label": drift.kernel}
     return follow(model, drift, _operator(kernel), batch, scheme=scheme, **fixed, **options)
@@ -212,9 +213,9 @@ def _operator(kernel: str | Callable) -> Callable[..., Output]:
 
 @dataclass(frozen=True)
 class Replay:
-    """One training step. tensors: the operator's inputs r, k, v, w, u, its output o, and their gradients dr … do.
+    """One training step. tensors: the operator's r, k, v, w, u and o, and their gradients dr … do. loss: in nats.
 
-    gradients: those of the weights, by name. loss: in nats.
+    gradients: those of the weights, by name.
     """
 
     loss: float
@@ -223,13 +224,13 @@ class Replay:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The non-finite tensors: of o and the operator's gradients, then of the weights' gradients."""
+        """The names of non-finite tensors: o and the operator's gradients, then the gradients of the weights."""
         computed = {name: x for name, x in self.tensors.items() if name not in "rkvwu" and name != "do"}
         return tuple(name for name, x in {**computed, **self.gradients}.items() if not x.isfinite().all())
 
 
 def replay(kernel: str | Callable = "none", *, of: str = "none") -> Replay:
-    """Run the fatal step again, forward and backward, with one of `KERNELS` or a function as in `resume`."""
+    """Compute the fatal step again, forward and backward. kernel: one of `KERNELS` or a function as in `resume`."""
     model, _ = state(of)
     tokens, targets = Text(fatal_step(of)).batch(SEQUENCES, TOKENS)
     compute, tensors = _operator(kernel), {}
@@ -254,13 +255,12 @@ class FatalBatch:
     """The operator's inputs in the fatal step, cut to the chunk and head with the largest exponent.
 
     inputs: r, k, v, w [1, 64, 1, 16] and u [1, 16], float32, natural-log decay: `chunk_rwkv6(**x.inputs)`.
-    do: the gradient of o, [1, 64, 1, 16], with the right kernel, so finite.
-    state: the head's state before this chunk, [1, 1, 16, 16].
+    do: the gradient of o, [1, 64, 1, 16], with the right kernel, so finite. state: before this chunk, [1, 1, 16, 16].
     text: the 64 characters of the chunk, one per token.
-    sequence, chunk, head, channel: its position in the batch, counted from 0.
+    sequence, chunk, head, channel: the position in the batch, counted from 0.
     token: the token of the chunk at which the exponent exceeds 88.72: "none" sums the decays up to it, "first-row"
         takes this token's alone.
-    exponent: the largest that the kernel takes, natural log. step: the step number. loss: the step's mean, in nats.
+    exponent: the largest of the kernel's, natural log. step: the step number. loss: the step's mean, in nats.
     whole: the inputs of all sequences and heads, r … w [8, 128, 2, 16], u [2, 16], and "do".
     """
 
@@ -280,12 +280,12 @@ class FatalBatch:
 
     @property
     def decays(self) -> Tensor:
-        """The natural-log decays w of the channel, [64]."""
+        """The natural-log decays w of the channel with the largest exponent, [64]."""
         return self.inputs["w"][0, :, 0, self.channel]
 
     @property
     def words(self) -> tuple[tuple[str, slice], ...]:
-        """The words of the chunk between white space, each with its tokens; the first and last may be cut."""
+        """The chunk's text split at white space: each word with the slice of its tokens; the outer two may be cut."""
         words, at = [], 0
         for word in self.text.split():
             at = self.text.index(word, at)
@@ -326,7 +326,7 @@ def _fatal(of: str) -> FatalBatch:
 
 
 def fatal_batch(of: str = "none") -> FatalBatch:
-    """Return the operator's inputs in the fatal step: the tensors, the text and the token at fault.
+    """Return the operator's inputs in the fatal step: the tensors, the text and the token at fault. of: one of `FATAL`.
 
     >>> x = fatal_batch()
     >>> chunk_rwkv6(**x.inputs)        # the fatal chunk and head alone

@@ -29,7 +29,8 @@ class Output(NamedTuple):
 
 
 def faulty(op: str, tokens: int = T, scheme: str = "first-row") -> Callable[..., Output]:
-    """Return the faulty operator for sequences of `tokens` tokens. Call it like `chunk_gsa` or `chunk_rwkv6`.
+    """Return the faulty operator for sequences of `tokens` tokens. Call it like `chunk_gsa` or `chunk_rwkv6`; it
+    returns o alone.
 
     op "gsa": padding rows without decay. op "rwkv6": chunks anchored by `scheme`, a name in `anchor.SCHEMES`:
     "first-row" (bug A) or "none" (the chunk's start).
@@ -39,10 +40,10 @@ def faulty(op: str, tokens: int = T, scheme: str = "first-row") -> Callable[...,
 
 
 def exponents(op: str, decay: Tensor, scheme: str = "first-row", *, chunk: int = 64, block: int = 16) -> Tensor:
-    """Return the faulty kernel's largest exponent by sequence, head and channel, [B, H, *], in natural log.
+    """Return the faulty kernel's largest exponent by sequence, head and channel, [B, H, K or M], in natural log.
 
-    The law: a step fails if any of them is above `LIMIT`.
-    decay: GSA's g or RWKV6's w, [B, T, H, K or M]. scheme: RWKV6's, as in `faulty`.
+    The law: a step fails if any of them is above `LIMIT`. decay: GSA's g or RWKV6's w, [B, T, H, K or M], <= 0. scheme:
+    RWKV6's, as in `faulty`. chunk, block: tokens.
     """
     tokens = decay.shape[1]
     if op == "gsa":
@@ -60,7 +61,7 @@ def exponents(op: str, decay: Tensor, scheme: str = "first-row", *, chunk: int =
 class Drift:
     """The record of a training run and its gates. first: the number of its first step.
 
-    quantiles [steps, 5]: the 0, 10, 50, 90 and 100% quantiles of each step's exponents.
+    quantiles [steps, 5]: the 0, 10, 50, 90 and 100% quantiles of each step's `exponents`.
     """
 
     op: str
@@ -71,17 +72,17 @@ class Drift:
 
     @property
     def lost(self) -> list[bool]:
-        """Whether each step was non-finite."""
+        """Whether each step's loss or gradient was non-finite, so that the step was skipped."""
         skipped = set(self.run.skipped)
         return [n in skipped for n in range(len(self.run.losses))]
 
     @property
     def predicted(self) -> list[bool]:
-        """Whether the law predicts that the faulty kernel fails, by step."""
+        """Whether the law predicts that the faulty kernel fails in each step."""
         return [q[-1] > LIMIT for q in self.quantiles]
 
     def share(self, window: int = 20) -> list[float]:
-        """Return the fraction of non-finite steps in consecutive windows."""
+        """Return the fraction of `lost` steps in consecutive windows of `window` steps."""
         lost = self.lost
         parts = [lost[n : n + window] for n in range(0, len(lost), window)]
         return [sum(part) / len(part) for part in parts]
@@ -97,10 +98,10 @@ def follow(
     bound: float | None = None,
     **options,
 ) -> Drift:
-    """Train a model in place with `compute` as its mixer's operator, and record it in `drift`.
+    """Train a model in place with `compute` as its mixer's operator; record losses and gates in `drift` and return it.
 
-    scheme: the scheme whose exponents are recorded, as in `exponents`. bound: lower clamp of the log decays.
-    options: arguments of `models.train`.
+    scheme: the scheme whose exponents are recorded, as in `exponents`. bound: lower clamp of the log decays. batch,
+        options: arguments of `models.train`.
     """
     mixer, op = model.blocks[0].time, drift.op
     if op in RIGHT:

@@ -6,9 +6,9 @@ much faster than w grows. But autograd multiplies dw by the derivative of -exp(x
 
 As reported (flash-linear-attention #19): RWKV6's loss turns NaN after an update; -exp is not stable yet, logsigmoid is.
 As measured: output and loss are finite, and one x above the `law`, 88.72 or in float16 11.09, suffices: its dx is NaN,
-and the gradient of every weight that x was made with. The kernel is blameless, so the audit, which gives w to an
-operator, has no probe for it and the fingerprint no row; `flakit.headroom` and `flakit.watch` count such decays.
-`flakit.log_decay` makes the same w, and dx = 0 there.
+and so is the gradient of every weight from which x was computed. The kernel is not at fault, so the audit, which gives
+w to an operator, has no probe for it and the fingerprint no row; `flakit.headroom` and `flakit.watch` count such
+decays. `flakit.log_decay` computes the same w, and dx = 0 there.
 """
 
 import functools
@@ -45,7 +45,7 @@ def law(dtype: str = "float32", gate: str = "-exp") -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """x, its decays, and both gradients, [T, K] each, in the dtype."""
+    """What `show` returns: x, its decays w, and the gradients dw and dx, [T, K] each, in the dtype."""
 
     x: Tensor
     w: Tensor
@@ -60,7 +60,7 @@ class Shown(Measured):
 
 
 def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x, w, dw, dx and o."""
+    """Return x, w, dw, dx and o, [T, K] each, where x of one token and channel has this value."""
     tensors = inputs("rwkv6", T=T, H=1, K=K, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     x, do = torch.randn(2, 1, T, 1, K, generator=generator)
@@ -75,7 +75,7 @@ def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[
 
 @functools.lru_cache(maxsize=16)
 def onset(dtype: str, gate: str, seed: int = 0) -> float:
-    """Measure the counterpart of `law`: the smallest x, before rounding to the dtype, whose dx is NaN."""
+    """Measure what `law` predicts: the smallest x, before rounding to the dtype, whose dx is NaN; inf if none."""
 
     def finite(x: float) -> dict[str, bool]:
         return {"dx": bool(_gradients(x, DTYPES[dtype], gate, seed)[3].isfinite().all())}
@@ -90,7 +90,7 @@ def show(
     gate: Annotated[str, GATES] = "-exp",
     seed: int = 0,
 ) -> Shown:
-    """Say for one token's x in one channel whether its gradient is finite, and from which x it is NaN."""
+    """Set one token's x in one channel. Return whether its gradient is finite, and the x from which it is NaN."""
     tensors = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
     x, end = tensors["x"][TOKEN, CHANNEL].item(), law(dtype, gate)  # rounded to the dtype
     *_, true, _ = _gradients(x, torch.float64, "-exp" if gate == "log_decay" else gate, seed)
@@ -102,7 +102,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the onset of every gate in every dtype, and a gate beyond it."""
+    """Return rows on the onset of NaN for every gate in every dtype, and on one x above it."""
     rows = [row for gate in GATES for dtype in DTYPES for row in show(x=100.0, dtype=dtype, gate=gate).rows]
     finite = bool(show(x=100.0).o.isfinite().all())
     return [*rows, Row("-exp in float32, x = 100, output finite", math.nan, True, finite)]

@@ -1,4 +1,4 @@
-"""x, the gate's decays, and the gradients on their way back through the gate, by token."""
+"""The picture of `gate_gradient`, by token: x, the decays w, and the gradients dw before and dx behind the gate."""
 
 import math
 

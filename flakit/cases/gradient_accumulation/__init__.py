@@ -41,34 +41,34 @@ T, SEQUENCES, VOCAB = 16, 16, 64
 
 
 class CausalLM(nn.Module):
-    """A model with the interface of trainers: tokens and labels in, loss out. labels are the tokens; forward shifts
-    them."""
+    """A language model with the interface of trainers: tokens and labels in, loss out. The labels are the tokens;
+    forward shifts them by one."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the mean loss over labels that are not `IGNORED`, and the logits. input_ids, labels: [B, T]."""
+        """Return {"loss": the mean over labels that are not `IGNORED`, "logits"}. input_ids, labels: int64 [B, T]."""
         logits = self.model(input_ids)
         return {"loss": loss(logits[:, :-1], labels[:, 1:]), "logits": logits}
 
 
 class TakesAnything(CausalLM):
-    """The fault: `**kwargs` promise to use `num_items_in_batch`, but the forward ignores it."""
+    """The fault: `**kwargs` tells the trainer that the model uses `num_items_in_batch`, but forward ignores it."""
 
     def forward(self, input_ids: Tensor, labels: Tensor, **kwargs) -> dict[str, Tensor]:
         return super().forward(input_ids, labels)
 
 
 class SaysNo(TakesAnything):
-    """A cure in the model: takes `**kwargs` and declares that it ignores them."""
+    """A cure in the model: it takes `**kwargs` and declares to the trainer that it ignores the number of targets."""
 
     accepts_loss_kwargs = False
 
 
 class KeepsTheContract(CausalLM):
-    """A cure in the model: divide the sum by the number of targets that the trainer counted."""
+    """A cure in the model: it divides the summed loss by the number of targets that the trainer counted."""
 
     def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch=None, **kwargs) -> dict[str, Tensor]:
         if num_items_in_batch is None:
@@ -92,7 +92,7 @@ ON_THE_TRAINER = "trainer.model_accepts_loss_kwargs = False"
 
 
 def model(contract: str = "takes **kwargs", mixer: str = "rwkv7", *, seed: int = 0) -> CausalLM:
-    """Build a small language model with the forward of one of `CONTRACTS`. mixer: of `flakit.models.MIXERS`."""
+    """Return a small untrained language model with the forward of one of `CONTRACTS`; mixer: one of `MIXERS`."""
     inner = LanguageModel(VOCAB, dim=32, layers=2, mixer=mixer, head_size=16, initialisation="normal", seed=seed)
     return CONTRACTS[one_of("contract", contract, CONTRACTS)](inner)
 
@@ -103,7 +103,7 @@ def sequences(steps: int = 1, *, seed: int = 0) -> Tensor:
 
 
 def takes_kwargs(model: nn.Module) -> bool:
-    """The trainer's test of a model: its `accepts_loss_kwargs`, or else whether its forward takes `**kwargs`."""
+    """Return the trainer's verdict on a model: its `accepts_loss_kwargs`, else whether forward takes `**kwargs`."""
     if hasattr(model, "accepts_loss_kwargs"):
         return model.accepts_loss_kwargs
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
@@ -112,10 +112,10 @@ def takes_kwargs(model: nn.Module) -> bool:
 def trainer_step(
     model: nn.Module, tokens: Tensor, accumulation: int, *, accepts: bool | None = None, shifted: bool = False
 ) -> float:
-    """Take the gradients of one step under the trainer's contract, and return the loss that it reports.
+    """Compute the gradients of one step under the trainer's contract, and return the loss that it reports.
 
-    accepts: `trainer.model_accepts_loss_kwargs`, default `takes_kwargs(model)`. shifted: count the targets after the
-    shift; the trainer counts the labels before it.
+    tokens: [B, T], split into `accumulation` micro-batches. accepts: `trainer.model_accepts_loss_kwargs`, default
+        `takes_kwargs(model)`. shifted: count the targets after the shift; the trainer counts the labels before it.
     """
     accepts = takes_kwargs(model) if accepts is None else accepts
     counted = (tokens[:, 1:] if shifted else tokens).ne(IGNORED).sum()
@@ -130,7 +130,7 @@ def trainer_step(
 
 
 def plain_step(model: CausalLM, tokens: Tensor, accumulation: int) -> float:
-    """Take the gradients of one step with the plain PyTorch loop, the reference, and return its loss."""
+    """Compute the gradients of one step with the plain PyTorch loop, the reference, and return its loss."""
     targets = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return accumulate(model.model, tokens, targets, accumulation).item()
 
@@ -143,10 +143,11 @@ def step(
     seed: int = 0,
     returned: list[float] | None = None,
 ):
-    """Return the first step of the experiment as a function for `check_gradient_accumulation`: step(accumulation).
+    """Return the first step of the experiment, for `check_gradient_accumulation`: step(accumulation) -> (loss,
+    gradients).
 
-    loop: "trainer", the contract as in `trainer_step`, or "plain". returned: a list to which the loss that the model
-    returns for each micro-batch is appended.
+    loop: "trainer", the contract as in `trainer_step`, or "plain"; ValueError for others. returned: a list to which the
+        loss that the model returns for each micro-batch is appended.
     """
     if loop not in ("trainer", "plain"):
         raise ValueError(f"loop: expected 'trainer' or 'plain', got {loop!r}")
@@ -181,7 +182,8 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
 def training(
     contract: str = "takes **kwargs", *, optimizer: str = "AdamW", clip: float | None = None, steps: int = 20
 ) -> list[Trained]:
-    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches.
+    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches. Return a `Trained`
+    per step.
 
     optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
@@ -202,8 +204,8 @@ def training(
 
 
 def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> float:
-    """Predict the factor on loss and gradient: the accumulation if neither side divides, (T - 1) / T if unpredicted
-    labels are counted, else 1.
+    """Predict the factor on loss and gradient: `accumulation` if neither trainer nor model divides, (T - 1) / T if
+    labels are counted that are not predicted, else 1. Raises ValueError for an unknown contract.
 
     >>> law(4), law(4, "plain forward"), law(4, "uses num_items_in_batch")
     (4, 1, 0.9375)
@@ -216,8 +218,8 @@ def law(accumulation: int, contract: str = "takes **kwargs", *, T: int = T) -> f
 def clipped(bad: float = torch.nan, max_norm: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the gradients of three parameters before and after `clip_grad_norm_`, [3, 3]; one element is `bad`.
 
-    The norm is NaN or inf, and every gradient is multiplied by max_norm / norm: by NaN, or by 0 (and inf * 0 is NaN). A
-    step that would have damaged one parameter now damages all of them, or loses their gradients.
+    For a NaN or inf the norm is NaN or inf, and every gradient is multiplied by max_norm / norm: by NaN, or by 0 (and
+    inf * 0 is NaN). A step that would have damaged one parameter now damages all of them, or loses their gradients.
     """
     before = torch.arange(1.0, 10.0).view(3, 3)
     before[1, 1] = bad
@@ -235,7 +237,7 @@ REPORTED = 16.0
 
 
 class Cut(NamedTuple):
-    """One step in micro-batches: the measurement, and what it was computed from."""
+    """One optimizer step computed in micro-batches: its comparison with the plain loop, and the numbers behind it."""
 
     measured: Accumulated
     returned: list[float]
@@ -246,7 +248,7 @@ class Cut(NamedTuple):
 
 @lru_cache(maxsize=128)
 def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
-    """Compare the first step under the trainer's contract with the plain loop."""
+    """Compute the first step in `accumulation` parts under the trainer's contract; compare with the plain loop."""
     returned: list[float] = []
     result = step(contract, mixer, seed=seed, returned=returned)(accumulation)
     row = measure_accumulation(lambda _: result, [accumulation], reference=_plain(mixer, seed))[0]
@@ -259,7 +261,7 @@ def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
 
 
 def measured(contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7") -> Accumulated:
-    """Measure the counterpart of `law`: the trainer's contract against the plain loop."""
+    """Measure what `law` predicts: the factors on loss and gradient under the trainer's contract."""
     return cut(contract, accumulation, mixer).measured
 
 
@@ -268,7 +270,7 @@ PARTS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The same sequences in every number of micro-batches."""
+    """What `show` returns: one step on the same sequences, cut into each number of micro-batches of `PARTS`."""
 
     accumulation: int
     contract: str
@@ -277,14 +279,14 @@ class Shown(Measured):
     returned: list[float]
     """The loss that the model returned for each micro-batch."""
     added: list[float]
-    """The trainer's contribution of each to the reported loss."""
+    """What the trainer adds to the reported loss for each micro-batch."""
     cuts: Mapping[int, Accumulated]
-    """By the number of micro-batches."""
+    """The comparison with the plain loop, by number of micro-batches."""
     laws: Mapping[int, float]
     plain: float
     """The plain loop's loss."""
     gradients: tuple[Tensor, Tensor]
-    """The same elements of the plain loop's gradient and of this one."""
+    """A sample of the plain loop's gradient and the same elements of this step's, [400] each."""
     counted: int
     """Number of labels that the trainer counts; `predicted`: those of them that are predicted."""
     predicted: int
@@ -299,7 +301,7 @@ def show(
     contract: Annotated[str, CONTRACTS] = "takes **kwargs",
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> Shown:
-    """Return the factors on the reported loss and the gradient, for one accumulation, contract and mixer."""
+    """Return the factors on reported loss and gradient beside the law, for one accumulation, contract and mixer."""
     cuts = {parts: cut(contract, parts, mixer) for parts in PARTS}
     plain, gradients = _plain(mixer, 0)
     now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])
@@ -319,7 +321,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the factors of the reported loss and the gradient against the plain loop, by contract."""
+    """Return rows on the factors of the reported loss and the gradient against the plain loop, by contract."""
     rows = []
     for n in (2, 4, 8):
         loss, gradient = show(accumulation=n).rows

@@ -1,4 +1,4 @@
-"""The model's loss for each micro-batch, the trainer's sum, and the same data in any number of micro-batches."""
+"""The picture of `gradient_accumulation`: each micro-batch's loss, the trainer's sum, and other numbers of parts."""
 
 import math
 

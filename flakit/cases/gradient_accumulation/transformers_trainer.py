@@ -1,8 +1,8 @@
 """`gradient_accumulation` in the real Transformers Trainer, where it is installed: `pip install "flakit[trainer]"`.
 
 `run` trains a model of `gradient_accumulation` for a few optimizer steps and returns what the trainer logged. The data,
-its order and the weights are those of `gradient_accumulation.step`, so that the first step is the same step.
-data/record_transformers.py runs this with two releases; notebook 13 shows its recording, or runs it here.
+its order and the weights are those of `gradient_accumulation.step`, so that the first step is the same.
+data/record_transformers.py runs it with two releases of transformers; notebook 13 shows that recording, or runs it.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-3
 
 
 class NamesTheLoss(case.KeepsTheContract):
-    """Says besides that its loss is Transformers' own for causal models, so that the trainer knows of the shift."""
+    """A model that also names Transformers' causal loss as its own, so that the trainer counts shifted labels."""
 
     loss_type = "ForCausalLM"
 
@@ -34,7 +34,7 @@ RUNS = [(contract, "rwkv7") for contract in CONTRACTS] + [
 
 
 def installed() -> dict[str, str] | None:
-    """The versions of transformers and accelerate, None where either is missing."""
+    """Return the versions of transformers and accelerate by name; None if either is missing."""
     try:
         return {name: version(name) for name in ("transformers", "accelerate")}
     except PackageNotFoundError:
@@ -51,8 +51,9 @@ def run(
 ) -> list[dict]:
     """Train with the real Trainer: a row for each optimizer step, with the loss and gradient norm that it logged.
 
-    contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation.
-    max_grad_norm: the trainer clips to it; the norm it logs is the one before. Raises ImportError without transformers.
+    contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation. max_grad_norm: the trainer
+        clips to it, and logs the norm before. Raises ImportError without transformers, ValueError for an unknown
+        contract or accumulation.
     """
     one_of("contract", contract, CONTRACTS)
     if accumulation not in (1, 2, 4, 8, 16):

@@ -5,10 +5,10 @@ lower triangular, L_ij = a_i . (b_j e^{sum of w between j and i}). L is nilpoten
 
     product       (I - L)^-1 = (I + L)(I + L^2)(I + L^4) ... (I + L^{C/2}) = sum of all powers of L
 
-These are matrix products only, which suits tensor cores, and exact to rounding if keys differ or decay is strong. With
-repeated tokens, and the model's a = -k, b = alpha k (|k| = 1), L is about -alpha everywhere below the diagonal. Its
-n-th power has elements (-alpha)^n times a binomial coefficient, up to alpha^8 * 3432 at C = 16, while no element of the
-inverse exceeds max(1, alpha). The powers have alternating signs and cancel, and their rounding remains:
+The product form has matrix products only, which suits tensor cores, and is exact to rounding if keys differ or decay is
+strong. With repeated tokens, and the model's a = -k, b = alpha k (|k| = 1), L is about -alpha everywhere below the
+diagonal. Its n-th power has elements (-alpha)^n times a binomial coefficient, up to alpha^8 * 3432 at C = 16, while no
+element of the inverse exceeds max(1, alpha). The powers have alternating signs and cancel, and their rounding remains:
 
     error of the product = u * (largest |L^n|) / |(I - L)^-1|         u half a unit in the last place, norms Frobenius
 
@@ -18,8 +18,8 @@ infinite above alpha = (65504 / 3432)^{1/8} = 1.446 (C = 16, no decay), and the 
     blocks        the inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']], from 1 x 1 up
     substitution  row i of the inverse = e_i + sum_{j<i} L_ij row j
 
-multiply only parts of the inverse and of L: no intermediate is much larger than the result. flakit's RWKV7 uses the
-blocks, in float32.
+These two multiply only parts of the inverse and of L, so no intermediate is much larger than the result. flakit's RWKV7
+uses the blocks, in float32.
 """
 
 import functools
@@ -57,7 +57,7 @@ LARGEST |= {"tf32": torch.finfo(torch.float32).max, "float32": torch.finfo(torch
 def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Tensor:
     """Return C unit keys, [C, K] float64: a common direction, plus a random one of length `spread` for each.
 
-    spread: 0 repeats one token C times; 1 gives about 60 degrees between two tokens. ValueError below 0.
+    spread: 0 repeats one token C times; 1 gives about 60 degrees between two tokens. Raises ValueError below 0.
     """
     if not spread >= 0:
         raise ValueError(f"spread: expected 0 or more, got {spread!r}")
@@ -85,10 +85,10 @@ def matrix(alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int 
 
 
 def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tensor:
-    """Invert I - L for strictly lower triangular L [..., C, C], C a power of two, in float32 or L's wider dtype.
+    """Return (I - L)^-1 for strictly lower triangular L [..., C, C], C a power of two, in float32 or L's wider dtype.
 
-    form: one of `FORMS`. rounding: one of `ROUNDINGS`, to which both operands of every product are rounded; sums are
-    in the result's dtype.
+    form: one of `FORMS`. rounding: one of `ROUNDINGS`, to which both operands of every product are rounded; sums are in
+        the result's dtype. Raises ValueError for an unknown form or rounding.
     """
     one_of("form", form, FORMS)
     L = L.to(torch.promote_types(L.dtype, torch.float32))
@@ -119,7 +119,7 @@ def invert(L: Tensor, form: str = "product", rounding: str = "float32") -> Tenso
 
 
 def powers(L: Tensor) -> Tensor:
-    """Return L, L^2, … L^{C-1} in float64, [C - 1, ..., C, C]."""
+    """Return L, L^2, … L^{C-1} in float64, [C - 1, ..., C, C], for L [..., C, C]."""
     L = L.double()
     stack = [L]
     for _ in range(L.shape[-1] - 2):
@@ -131,7 +131,7 @@ def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
     """Predict the relative L2 error of the product form: u * (largest power's norm) / (inverse's norm), u = 2^-digits;
     inf if a power that it multiplies overflows.
 
-    Returns a number for one matrix, a tensor for a batch [..., C, C]; so does `errors`.
+    Returns a number for one matrix L [C, C], a tensor [...] for a batch [..., C, C].
     """
     exact, summed = invert(L.double(), "blocks", "float64"), powers(L)
     error = 2.0 ** -ROUNDINGS[rounding] * _size(summed).amax(0) / _size(exact)
@@ -139,7 +139,7 @@ def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
 
 
 def _multiplied(summed: Tensor) -> Tensor:
-    """Return the largest element of the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
+    """Return the largest |element| of the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
     used = [2**m - 1 for m in range(len(summed).bit_length())]
     return summed[used].abs().flatten(-2).amax(-1).amax(0)
 
@@ -153,7 +153,7 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """Return the largest alpha at which, for C equal tokens, no power in the product form overflows.
+    """Predict the largest alpha at which, for C equal tokens, no power in the product form overflows.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 
@@ -168,7 +168,7 @@ def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> floa
 
 
 def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: float = 1e-3) -> float:
-    """Measure the counterpart of `law_of_range`: the alpha, up to 2, at which the product form becomes non-finite."""
+    """Measure what `law_of_range` predicts: the alpha from which the product form is non-finite; inf above 2."""
 
     def finite(alpha: float) -> dict[str, bool]:
         return {"product": bool(invert(matrix(alpha, w, C=C).float(), "product", rounding).isfinite().all())}
@@ -177,7 +177,8 @@ def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: 
 
 
 def errors(L: Tensor, rounding: str = "float32") -> dict[str, float | Tensor]:
-    """Return the relative L2 error of every form against float64, from the float32 L; inf if it is not finite."""
+    """Return each form's relative L2 error against float64, from the float32 L; inf if non-finite. Shapes as in
+    `law`."""
     exact, by_form = invert(L.double(), "blocks", "float64"), {}
     for form in FORMS:
         error = _size(invert(L.float(), form, rounding).double() - exact) / _size(exact)
@@ -188,7 +189,7 @@ def errors(L: Tensor, rounding: str = "float32") -> dict[str, float | Tensor]:
 def inputs(
     alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, T: int = 64, K: int = 32, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Draw RWKV7 inputs of T tokens with repeated keys: a = -k, b = alpha k as in the model, k from `keys`."""
+    """Draw RWKV7 inputs of T tokens, one head, keys nearly repeated: a = -k, b = alpha k, k from `keys`; w <= 0."""
     x = make_inputs("rwkv7", T=T, H=1, K=K, decay=float(w), seed=seed)
     direction = keys(T, spread, K=K, seed=seed).float()[None, :, None]
     return x | {"a": -direction, "b": alpha * direction}
@@ -197,7 +198,7 @@ def inputs(
 def run(
     inputs: Mapping[str, Tensor], form: str = "product", rounding: str = "float32", *, chunk: int = 16
 ) -> dict[str, Tensor]:
-    """Run RWKV7 forward and backward in chunks with this inverse, everything else in float32.
+    """Run RWKV7 forward and backward in chunks with one form of the inverse, everything else in float32.
 
     inputs: as from `flakit.inputs("rwkv7", ...)`. Returns `TENSORS["rwkv7"]`; compare with `truth("rwkv7", inputs)`.
     """
@@ -226,7 +227,7 @@ def _in_words(error: float) -> float | str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One chunk: the element of the inverse with the largest power, and the inverse by each form."""
+    """What `show` returns for one chunk: the inverse by each form, and its element with the largest power of L."""
 
     element: tuple[int, int]
     terms: Tensor
@@ -236,7 +237,7 @@ class Shown(Measured):
     made: Mapping[str, Tensor]
     """The inverse by form, as computed."""
     errors: Mapping[str, float]
-    """Relative L2, inf where not finite."""
+    """The relative L2 error by form; inf if the inverse is not finite."""
     law: float
     """The predicted error of the product form."""
     cancels: float
@@ -258,7 +259,7 @@ def show(
     C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> Shown:
-    """Return the error of every form for C keys that differ by `spread`, and the alpha where the product ends."""
+    """Return each form's error for C keys that differ by `spread`, and the alpha from which the product overflows."""
     L = matrix(alpha, w, spread, C=C)
     measured, predicted, nan = errors(L, rounding), law(L, rounding), math.nan
     rows = [
@@ -296,7 +297,7 @@ def _end(what: str, C: int = 16, w: float = 0.0, rounding: str = "float16") -> R
 
 
 def reproduce() -> list[Row]:
-    """Reproduce the recorded errors: of the product with its law, of the blocks with the rounding of their operands."""
+    """Return rows on the recorded errors: the product's with its law, the blocks' with their operands' rounding."""
     L, rows = matrix(), []
     for rounding, recorded in RECORDED.items():
         error, unit = errors(L, rounding), 2.0 ** -ROUNDINGS[rounding]

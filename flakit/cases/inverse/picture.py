@@ -1,4 +1,4 @@
-"""The powers of L that the product form sums into one element of the inverse, and the error of each form."""
+"""The picture of `inverse`: the powers of L summed into one element of the product form, and each form's error."""
 
 import math
 

@@ -27,7 +27,7 @@ from ..knobs import Range
 from ..laws import LN_MAX, Measured, Row
 
 FED = {"sigmoid": torch.sigmoid, "logsigmoid": torch.nn.functional.logsigmoid, "-exp": lambda x: -x.exp()}
-"""What is fed as w, from x standard normal: the fault, and its two cures."""
+"""By name, the formula that computes w from x, standard normal: the fault, and its two cures."""
 
 GRADIENTS = ("dr", "dk", "dv", "dw", "du")
 
@@ -43,7 +43,8 @@ def inputs(
     V: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Draw the inputs of the story in float32: standard normal, w = `FED[fed]`(x + bias)."""
+    """Draw the report's RWKV6 inputs in float32, standard normal, with w = `FED[fed]`(x + bias), [B, T, H, K]. Raises
+    ValueError for an unknown `fed`."""
     one_of("fed", fed, FED)
     tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)
@@ -52,7 +53,7 @@ def inputs(
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of the recurrence: sizes over time [T], and the fraction of finite values in every tensor."""
+    """How the recurrence grows: sizes over time, and the fraction of finite and of NaN values, by tensor."""
 
     rows: Tensor  # largest |S_t| of every row of every state, [T, B H K]
     state: Tensor  # largest |S_t|
@@ -63,7 +64,7 @@ class Growth:
 
 
 def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Growth:
-    """Run the recurrence and its backward pass for the loss o.mean(), in float32 or float64."""
+    """Run RWKV6's recurrence and its backward pass for the loss o.mean(); dtype: float32 or float64."""
     x = {name: inputs[name].detach().to(dtype) for name in ("r", "k", "v", "w", "u")}
     do = torch.full_like(x["v"], 1 / x["v"].numel())
     forward, backward = [], []
@@ -88,9 +89,9 @@ def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Gro
 
 
 def script(fed: str = "sigmoid", *, T: int = 256, seed: int = 0) -> dict[str, Tensor]:
-    """Run the report's own lines: o and the gradient of each leaf after o.mean().backward(), by autograd.
+    """Run the report's own lines: return o and the gradient of each input after o.mean().backward(), by autograd.
 
-    The recurrence replaces the kernel; both accept a positive w silently.
+    The recurrence replaces the report's kernel; both accept a positive w without an error.
     """
     torch_random = torch.Generator().manual_seed(seed)
     B, H, K = 2, 4, 64
@@ -105,7 +106,7 @@ def script(fed: str = "sigmoid", *, T: int = 256, seed: int = 0) -> dict[str, Te
 
 
 def refused(w: Tensor) -> bool:
-    """Whether flakit's operators refuse w [B, T, H, K], as they do if any element is positive."""
+    """Return whether flakit's operators raise ValueError for w [B, T, H, K], as they do if any element is positive."""
     zeros = torch.zeros_like(w)
     try:
         chunk_rwkv6(zeros, zeros, zeros, w, zeros[0, 0])
@@ -115,15 +116,15 @@ def refused(w: Tensor) -> bool:
 
 
 def law(w: Tensor, dtype: torch.dtype = torch.float32) -> int | None:
-    """Predict, within a few tokens, the first t at which the state overflows: the largest running sum of
-    w [B, T, H, K] exceeds ln(max). None if it never does, as for every w <= 0."""
+    """Predict, within a few tokens, the first t at which the state overflows: the largest running sum of w [B, T, H, K]
+    exceeds ln(max). None if it never does, as for every w <= 0."""
     limit = math.log(torch.finfo(dtype).max)
     above = (_sums(w).amax(1) > limit).nonzero()
     return int(above[0]) if len(above) else None
 
 
 def _sums(w: Tensor) -> Tensor:
-    """Return the running sums of w [B, T, H, K] by row, [T, B H K]."""
+    """Return the running sums over tokens of w [B, T, H, K], a column for each row of a state, [T, B H K]."""
     return w.double().cumsum(1).transpose(0, 1).flatten(1)
 
 
@@ -141,18 +142,18 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """Growth of the state per token, measured and predicted; its rows are sorted by growth, the fastest first."""
+    """What `show` returns: the growth of each row of the state, measured and predicted, the fastest row first."""
 
     decay: tuple[float, float]
     """The smallest and the largest w."""
     sums: Tensor
-    """The running sum of w, [T, rows]: the first token's contribution is multiplied by e to this."""
+    """The running sum of w, [T, rows]: the first token's contribution to the row grows by e to this sum."""
     sizes: Tensor
     """The largest |S_t| of every row, [T, rows]."""
     finite: Mapping[str, float]
     """Fraction of finite values in the output and each gradient."""
     nan: Mapping[str, float]
-    """Fraction of NaN in the same."""
+    """Fraction of NaN in the output and each gradient."""
     onset: int | None
     """The first token with a non-finite state."""
     law: int | None
@@ -168,7 +169,7 @@ def show(
     dtype: Annotated[str, DTYPES] = "float32",
     seed: int = 0,
 ) -> Shown:
-    """Return, for one formula of w, the onset, the finite fractions, and whether flakit's operators refuse w."""
+    """Return, for one formula of w, the onset beside the law, the finite fractions, and whether operators refuse w."""
     x, kind = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed), DTYPES[dtype]
     w, growth = x["w"], run(x, kind)
     rows = [
@@ -184,7 +185,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the numbers of the story: sizes, onset, and which gradients are finite."""
+    """Return rows on the report's numbers: sizes, the onset, and which gradients are finite."""
     x, tensors = inputs(), script()
     single, double = run(x), run(x, torch.float64)
     mean, T = x["w"].double().mean().item(), x["w"].shape[1]

@@ -1,4 +1,4 @@
-"""The rows of a state over time against the largest number of the format, and the finite fraction of every tensor."""
+"""The picture of `log_space`: each row of the state over time, the format's limit, and the finite fractions."""
 
 import math
 
@@ -154,6 +154,6 @@ class Picture(Drawing):
 
 
 def _power(exponent: float) -> str:
-    """e to it, which may be beyond every number format."""
+    """Format e^exponent, which may be beyond every number format, as "1.2e+345"."""
     tens = math.floor(exponent / math.log(10))
     return f"{math.exp(exponent - tens * math.log(10)):.1f}e{tens:+03d}"

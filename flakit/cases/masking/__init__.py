@@ -5,11 +5,11 @@ j (RWKV6, whose tokens read before they decay). For j < i the exponent is <= 0; 
 it is positive, up to C tokens of decay, and overflows at |w| = 88.72 / C. Where tokens read after they decay, as in
 GSA, it is exp(gi_i - gi_j), and C - 1 tokens.
 
-As reported (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN.
-As measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
+As reported (transformers issue #48455, and many like it): a gated linear attention trains until its loss turns NaN. As
+measured: `exp(x).masked_fill(...)` replaces the infinities, so the output is right. But the derivative of exp is exp
 itself: automatic differentiation multiplies the mask's zero by the infinity underneath, and the decay's gradient is
-NaN. At C = 32 that begins at a uniform w of -2.773, and in the thread, which reads after the decay, at -2.862; masking
-with -inf *before* the exponential has no onset at all.
+NaN. At C = 32 that begins at a uniform w of -2.773, and in the report's form, which reads after the decay, at -2.862;
+masking with -inf *before* the exponential has no onset at all.
 """
 
 import math
@@ -32,7 +32,7 @@ MASKS = {
     "where": "where, after exp",
     "before": "-inf, before exp",
 }
-"""How pairs with future keys are masked; only "before" is right."""
+"""How pairs with future keys are masked, and the label of each; only "before" is right."""
 
 TENSORS = ("o", "dr", "dk", "dv", "dw")
 
@@ -40,8 +40,9 @@ TENSORS = ("o", "dr", "dk", "dv", "dw")
 def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor:
     """Return exp(ge_i - gi_j) for every pair of a chunk, w [..., C, K] -> [..., C, C, K], future keys masked by `mask`.
 
-    exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA:
-    exp(gi_i - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
+    exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA: exp(gi_i
+        - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C. Raises ValueError for an
+        unknown mask.
     """
     return _masked(_exponents(w, exclusive), one_of("mask", mask, MASKS), exclusive)[1]
 
@@ -53,7 +54,7 @@ def _exponents(w: Tensor, exclusive: bool) -> Tensor:
 
 
 def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """Return the exponentials, and the weights after the mask."""
+    """Return the exponentials, and the weights that the mask leaves, both [..., C, C, K] like the exponents."""
     C = exponents.shape[-2]
     past = torch.ones(C, C, dtype=torch.bool, device=exponents.device).tril(-1 if exclusive else 0)[..., None]
     if mask == "before":
@@ -67,8 +68,8 @@ def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tens
 def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = True) -> dict[str, Tensor]:
     """Run one chunk of linear attention with decay, and its gradients by automatic differentiation.
 
-    inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as from `flakit.inputs("rwkv6", T=C)`; no bonus, scale 1.
-    Returns o [B, C, H, V] and the gradients of o.sum(): dr, dk, dv, dw.
+    inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as from `flakit.inputs("rwkv6", T=C)`; no bonus, scale 1. Returns o
+        [B, C, H, V] and the gradients of o.sum(): dr, dk, dv, dw.
     """
     leaves = {name: inputs[name].detach().transpose(1, 2).requires_grad_() for name in "rkvw"}
     r, k, v, w = leaves.values()
@@ -89,8 +90,9 @@ def law(
 ) -> float:
     """Return the largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf if it cannot fail.
 
-    n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay.
-    "where" breaks dw only; "multiply" and "none" break all tensors (for "none", with operands of order 1).
+    n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay. "where"
+    makes dw alone non-finite; "multiply" and "none" all tensors (for "none", with operands of order 1). Raises
+    ValueError for an unknown mask or tensor.
     """
     one_of("tensor", tensor, TENSORS)
     safe = {"before": TENSORS, "where": ("o", "dr", "dk", "dv")}.get(one_of("mask", mask, MASKS), ())
@@ -98,7 +100,7 @@ def law(
 
 
 def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3) -> dict[str, float]:
-    """Measure the counterpart of `law` for every tensor, in float32 with operands of size 1."""
+    """Measure what `law` predicts: for each tensor, the |w| from which it is non-finite; float32, operands ±1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
     x |= {name: x[name].sign() for name in "rkv"}
 
@@ -111,7 +113,7 @@ def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, toler
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One channel of one chunk, [C, C]: a row per output, a column per key."""
+    """What `show` returns: one channel of one chunk, [C, C], a row per output, a column per key."""
 
     exponents: Tensor
     made: Tensor
@@ -135,7 +137,7 @@ def show(
     mask: Annotated[str, MASKS] = "where",
     exclusive: bool = True,
 ) -> Shown:
-    """Say at one uniform log decay w, chunk and mask which tensors are finite, and where each stops being so.
+    """Return at one uniform log decay w, chunk and mask which tensors are finite, and the |w| from which each is not.
 
     Operands have size 1.
     """
@@ -158,8 +160,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the |w| per token at which NaN begins, predicted and measured, by mask and tensor; the thread's mask is
-    the one that reads after the decay."""
+    """Return the |w| per token from which a tensor is NaN, predicted and measured, by mask and tensor. The report's
+    masks are those that read after the decay."""
     thread = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):

@@ -1,4 +1,5 @@
-"""Four maps of one chunk: exponents, their exponentials, the weights after the mask, and the exponents' gradient."""
+"""The picture of `masking`, four maps of a chunk: exponents, exponentials, weights after the mask, the exponents'
+gradient."""
 
 import torch
 

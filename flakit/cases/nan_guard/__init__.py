@@ -1,6 +1,6 @@
 """A guard against NaN that forgets: exp(where(d < 0, d, -inf)) sends a decay of exactly nothing to 0 instead of 1.
 
-A difference of cumulative log decays must not be positive, so a guard replaces non-negative ones. As reported
+A difference d of cumulative log decays must not be positive, so a guard replaces non-negative ones. As reported
 (flash-linear-attention #104, #461): results change where the decay is masked out. As measured: with d = 0, no decay,
 the pair's weight becomes exp(-inf) = 0, full decay. Every pair of tokens j < i with decays of exactly 0 between them is
 lost: a run of L such tokens loses L (L + 1) / 2 pairs of its chunk, a chunk without decay all of them. Nothing is NaN,
@@ -20,7 +20,7 @@ from ..knobs import FINITE_DECAY, Range
 from ..laws import Measured, Row
 
 GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
-"""The condition that a guard passes: the fault, and its cure."""
+"""The condition under which a guard leaves d as it is: the fault, and its cure."""
 
 
 def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
@@ -35,8 +35,8 @@ def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
 
 
 def law(w: Tensor) -> int:
-    """Predict the number of pairs that the guard "d < 0" loses: L (L + 1) / 2 for every run of L tokens with a decay of
-    0, without the chunk's first token, whose decay is between no two of its tokens."""
+    """Predict the number of pairs that the guard "d < 0" loses, for log decays w [C]: L (L + 1) / 2 for every run of L
+    tokens with a decay of 0, without the chunk's first token, whose decay lies between no two tokens."""
     lost = run = 0
     for zero in (w[1:] == 0).tolist():
         run = run + 1 if zero else 0
@@ -52,7 +52,7 @@ def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) ->
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One chunk, [C, C]: a row per output, a column per key."""
+    """What `show` returns for one chunk; maps of pairs are [C, C], a row per output, a column per key."""
 
     w: Tensor
     """Log decays [C]."""
@@ -77,7 +77,7 @@ def show(
     w: Annotated[float, FINITE_DECAY] = -0.1,
     seed: int = 0,
 ) -> Shown:
-    """Return the pairs lost, and the error of the outputs, for one chunk with a fraction of tokens without decay."""
+    """Return the number of lost pairs beside the law, and the error of the outputs. share: of tokens without decay."""
     decays = chunk(C, share, w=w, seed=seed)
     q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     guarded, right = (weights(decays, guard) for guard in GUARDS)
@@ -93,5 +93,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows from no token without decay to all of them."""
+    """Return rows on chunks in which no token, half of the tokens and all of them are without decay."""
     return [row for share in (0.0, 0.5, 1.0) for row in show(share=share).rows]

@@ -1,4 +1,4 @@
-"""The weights of every pair, right and guarded, and the error of each output."""
+"""The picture of `nan_guard`: the weights of every pair, right and guarded, and the error of each output."""
 
 from ...figures import style
 from ...figures.canvas import Canvas, Cell

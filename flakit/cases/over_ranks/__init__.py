@@ -1,20 +1,23 @@
 """A sequence over ranks: the gradient that enters a slice from behind is wrong, and no output shows it.
 
-Each rank of a group, a process with its own GPU, has a slice of the tokens. What leaves a slice enters the next: the
-state S going forward, its gradient D coming back. Before the backward a pass of its own, the pre-pass, finds what each
-slice makes of D: e^(sum of w) D + dN, where dN is what its own outputs ask for. Two faults of it:
+Each rank of a group, a process with its own GPU, has one slice of the sequence's tokens. In the forward pass the state
+S at the end of a slice is the initial state of the next slice. In the backward pass its gradient D goes the other way:
+D at the start of a slice is the gradient of the final state of the slice before it. So that all ranks can work at once,
+a pre-pass computes D first: a slice with log decays w maps D at its end to e^(sum of w) D + dN at its start, where dN
+is the contribution of the slice's own outputs. The case has two faults of the pre-pass.
 
-"head 0's gate": its loads of the decay lack the head's place, so that every head fades as head 0 does. As reported
-(flash-linear-attention #1115, of KDA): dk, dv and the decay's gradient are off by some 10% on every rank but the last,
-whose D comes from nowhere; the forward has a pre-pass of its own, which is right. As measured: D is a sum over all
-tokens behind, so that a law says how wrong it is at each rank and head, from the two decays alone; heads that fade
-alike, or one head, show nothing. "first rank's D": before the first slice there is no rank to tell, and what its
-tokens ask of the initial state is dropped with the message: every token's gradient is right, and that of the initial
-state is zero.
+"head 0's gate": the kernel loads the decay without the head's offset, so that every head decays as head 0 does. As
+reported (flash-linear-attention #1115, on KDA): dk, dv and the decay's gradient are off by some 10% on every rank but
+the last, at whose end D is zero. The forward pass has a pre-pass of its own, which is right. As measured: D is a sum
+over all later tokens, so the `law` predicts its error at each rank and head from the decays of head 0 and of that head.
+Heads with equal decays, or a single head, show no error.
 
-The audit's probe `ranks` sees both: it calls an operator that takes `group` over two processes, with heads that fade
-differently, an initial state and a gradient at the final one, and holds every gradient of every rank to float64. A test
-in one process, which has no pre-pass, passes; so does one of the last rank, or of the outputs.
+"first rank's D": the first rank sends D to no other rank, and drops it with the message. Every token's gradient is
+right, and the gradient of the initial state is zero.
+
+The audit's probe `ranks` detects both. It calls an operator that takes `group` in two processes, with heads of
+different decays, an initial state and a gradient of the final state, and compares every gradient of every rank with
+float64. A test in one process, which has no pre-pass, passes; so does a test of the last rank alone, or of the outputs.
 """
 
 import math
@@ -34,11 +37,12 @@ FAULTS = ("head 0's gate", "first rank's D", "none")
 
 
 def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, Tensor]:
-    """Return the map of the state's gradient D over a slice of L tokens, from its end to its start, for RWKV6.
+    """Return (factor, dN) of one slice of L tokens of RWKV6: the state's gradient D becomes factor * D + dN at its
+    start.
 
-    D -> factor * D + dN: factor [B, H, K, 1] is the slice's decay, dN [B, H, K, V] comes from the slice's own outputs.
-    Output t reads the state before token t, which has decayed by the slice's tokens before t.
-    r, w, do: [B, L, H, ·]. wrong: use the decays of head 0 for all heads, which is the fault.
+    factor [B, H, K, 1] is the slice's decay, dN [B, H, K, V] comes from its own outputs. Output t reads the state
+    before token t, which has decayed by the slice's tokens before t.
+    r, w, do: [B, L, H, K or V]; w natural log. wrong: use the decays of head 0 for all heads, which is the fault.
     """
     w = w[:, :, :1].expand_as(w) if wrong else w
     until = w.cumsum(1) - w
@@ -50,8 +54,8 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
     """Predict the relative L2 error of D, if the tokens' contributions r do^T are orthogonal and of equal size; 0 below
     rounding.
 
-    w: the head's log decay, uniform over tokens. behind: tokens in later slices; walked: tokens of its own slice that D
-    has passed. read: the log decay that the pre-pass reads, head 0's.
+    w: the head's log decay, uniform over tokens. behind: number of tokens in later slices; walked: number of tokens in
+        its own slice that D has passed. read: the log decay that the pre-pass reads, head 0's. fault: one of `FAULTS`.
 
     >>> law(-0.1, 48, read=-0.1), round(law(-0.1, 48, read=-0.05), 3)
     (0.0, 0.537)
@@ -61,7 +65,7 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
 
 
 def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
-    """Return the squared norms of the error and of D, for terms of size 1."""
+    """Return the squared norms of D's error and of D if each token contributes 1; arguments as in `law`."""
     size = sum(math.exp(2 * w * d) for d in range(behind + walked))
     if fault != FAULTS[0]:
         return 0.0, size
@@ -71,14 +75,14 @@ def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tup
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """Errors of one sequence over ranks, measured and predicted; the loss is a randomly weighted sum of outputs."""
+    """What `show` returns: errors of one sequence over ranks. The loss is a randomly weighted sum of the outputs."""
 
     fault: str
     ranks: int
     decays: Tensor
     """Log decay of each head, [H]."""
     entering: Tensor
-    """Relative error of D where it enters each slice from behind, [H, ranks]."""
+    """Relative error of D at the end of each rank's slice, [H, ranks]."""
     predicted: Tensor
     """The prediction of `entering`."""
     tokens: Tensor
@@ -90,7 +94,7 @@ class Shown(Measured):
     initial: float
     """Relative error of the initial state's gradient."""
     first: Tensor
-    """The same for each head, [H]."""
+    """Relative error of the initial state's gradient by head, [H]."""
 
     @property
     def slice(self) -> int:
@@ -105,7 +109,7 @@ def show(
     fault: Annotated[str, FAULTS] = FAULTS[0],
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement over ranks. Head 0 has log decay w, each further head `spread` * w more."""
+    """Compare law and measurement over ranks. Head h of 4 has the uniform log decay w (1 + h * spread)."""
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)
@@ -166,8 +170,8 @@ def show(
 
 
 def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions do not mix, and k, which reads
-    all of them alike."""
+    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions to D do not mix, and k, which
+    gives the gradient of every token's v an equal share of each contribution."""
     rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
     signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
     return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))
@@ -179,5 +183,5 @@ def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int 
 
 
 def reproduce() -> list[Row]:
-    """Return each fault over two and over eight ranks."""
+    """Return rows for each fault, and for none, over two and over eight ranks."""
     return [row for fault in FAULTS for ranks in (2, 8) for row in show(ranks=ranks, fault=fault).rows]

@@ -1,4 +1,4 @@
-"""The gradient that enters each slice from behind, by head, and the errors of the tokens' gradients."""
+"""The picture of `over_ranks`: the error of D at the end of each slice, by head, and of each token's dv."""
 
 import numpy as np
 
@@ -126,5 +126,5 @@ class Picture(Drawing):
 
 
 def _share(x: float) -> str:
-    """Format an error; rounding counts as nothing, more than 100% becomes a factor."""
+    """Format a relative error by `percent`; below 1e-4, the size of rounding, as 0%."""
     return percent(x) if x > 1e-4 else "0%"
