@@ -82,10 +82,7 @@ def state_variances(w: Tensor) -> Tensor:
 
 
 def gradient_variances(w: Tensor, at_end: float, read: float) -> Tensor:
-    """Return the variance of each row of D_t, the gradient of S_t, [B, T, H, K] float64, from the log decays w.
-
-    It is `at_end` at the last token. Every token back multiplies it by e^{2 w} and adds `read`.
-    """
+    """Return the same for D_t, the gradient of S_t: `at_end` at S_T, times e^{2 w} and plus `read` per token back."""
     factors = (2 * w.detach().double()).exp()
     d = [torch.full_like(w[:, 0], at_end, dtype=torch.float64)]
     for t in reversed(range(1, w.shape[1])):

@@ -1,4 +1,4 @@
-"""The kernels of the stories: flash-linear-attention's RWKV6, if it is installed and there is a GPU."""
+"""flash-linear-attention's RWKV6 kernels, on which the cases report, if it is installed and there is a GPU."""
 
 import dataclasses
 import importlib.metadata
@@ -12,7 +12,7 @@ from ..ops.rwkv6 import RWKV6Output
 
 
 def published_rwkv6() -> tuple[str, Operator] | None:
-    """Return its version, and an RWKV6 operator for `evaluate` with its two forms; None if they cannot run.
+    """Return (version of fla-core, RWKV6 operator for `evaluate` with fla's two forms); None if they cannot run.
 
     Pass the scale explicitly: in some versions the two forms have different defaults.
     """

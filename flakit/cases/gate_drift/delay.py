@@ -101,8 +101,7 @@ class Attempt(NamedTuple):
 
 
 def attempts(trained: LanguageModel, op: str = "gsa", *, steps: int = 20, seed: int = 0) -> list[Attempt]:
-    """Continue training with the faulty kernel, each of the model's `parts` re-initialised in turn, and none: best
-    first."""
+    """Train on with the faulty kernel, each of the model's `parts` re-initialised in turn, and none: best first."""
     rows = []
     for part in ("nothing", *parts(trained)):
         start = trained if part == "nothing" else reinitialised(trained, part, op)

@@ -52,8 +52,7 @@ def run(
     """Train with the real Trainer: a row for each optimizer step, with the loss and gradient norm that it logged.
 
     contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation. max_grad_norm: the trainer
-        clips to it, and logs the norm before. Raises ImportError without transformers, ValueError for an unknown
-        contract or accumulation.
+        clips to it, and logs the norm before. Raises ImportError without transformers, ValueError for other settings.
     """
     one_of("contract", contract, CONTRACTS)
     if accumulation not in (1, 2, 4, 8, 16):

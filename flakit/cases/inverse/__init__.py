@@ -177,8 +177,7 @@ def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: 
 
 
 def errors(L: Tensor, rounding: str = "float32") -> dict[str, float | Tensor]:
-    """Return each form's relative L2 error against float64, from the float32 L; inf if non-finite. Shapes as in
-    `law`."""
+    """Return each form's relative L2 error against float64, from the float32 L [..., C, C]; inf if non-finite."""
     exact, by_form = invert(L.double(), "blocks", "float64"), {}
     for form in FORMS:
         error = _size(invert(L.float(), form, rounding).double() - exact) / _size(exact)

@@ -43,8 +43,7 @@ def inputs(
     V: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Draw the report's RWKV6 inputs in float32, standard normal, with w = `FED[fed]`(x + bias), [B, T, H, K]. Raises
-    ValueError for an unknown `fed`."""
+    """Draw the report's inputs in float32, standard normal, w = `FED[fed]`(x + bias); ValueError for another `fed`."""
     one_of("fed", fed, FED)
     tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)

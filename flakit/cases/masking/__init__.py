@@ -41,8 +41,7 @@ def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor
     """Return exp(ge_i - gi_j) for every pair of a chunk, w [..., C, K] -> [..., C, C, K], future keys masked by `mask`.
 
     exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA: exp(gi_i
-        - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C. Raises ValueError for an
-        unknown mask.
+        - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
     """
     return _masked(_exponents(w, exclusive), one_of("mask", mask, MASKS), exclusive)[1]
 
@@ -91,8 +90,7 @@ def law(
     """Return the largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf if it cannot fail.
 
     n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay. "where"
-    makes dw alone non-finite; "multiply" and "none" all tensors (for "none", with operands of order 1). Raises
-    ValueError for an unknown mask or tensor.
+    makes dw alone non-finite; "multiply" and "none" all tensors (for "none", with operands of order 1).
     """
     one_of("tensor", tensor, TENSORS)
     safe = {"before": TENSORS, "where": ("o", "dr", "dk", "dv")}.get(one_of("mask", mask, MASKS), ())

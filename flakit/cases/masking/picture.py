@@ -1,5 +1,4 @@
-"""The picture of `masking`, four maps of a chunk: exponents, exponentials, weights after the mask, the exponents'
-gradient."""
+"""The picture of `masking`: a chunk's exponents, exponentials, weights after the mask, and exponents' gradient."""
 
 import torch
 

@@ -40,9 +40,8 @@ def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, 
     """Return (factor, dN) of one slice of L tokens of RWKV6: the state's gradient D becomes factor * D + dN at its
     start.
 
-    factor [B, H, K, 1] is the slice's decay, dN [B, H, K, V] comes from its own outputs. Output t reads the state
-    before token t, which has decayed by the slice's tokens before t.
-    r, w, do: [B, L, H, K or V]; w natural log. wrong: use the decays of head 0 for all heads, which is the fault.
+    factor [B, H, K, 1] is the slice's decay; dN [B, H, K, V] comes from its outputs, each of which reads the state
+    before its token. r, w, do: [B, L, H, K or V]; w natural log. wrong: the fault, head 0's decays for all heads.
     """
     w = w[:, :, :1].expand_as(w) if wrong else w
     until = w.cumsum(1) - w

@@ -20,8 +20,8 @@ fla-core 0.4.0 interpreted, T = 76 is finite at -7.3 and NaN at -7.5). In a loop
 tokens ("blocks", as in the key gradients of GLA and RWKV6), R <= 16 and multiples of 16 are indeed immune, and other
 lengths have 16 (ceil(R / 16) - 1) in place of R.
 
-The cure is to let padded rows decay fully, e^{-inf - n} = 0, or to mask them. A clamp does not help: |f| < 20 bounds
-g = logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neither is above -88.72 / 48.
+The cure is to let padded rows decay fully, e^{-inf - n} = 0, or to mask them. A clamp does not help: |f| < 20 bounds g
+= logsigmoid(f) / 8 at -2.5, |w| < 12 bounds RWKV6's w at -12, and neither is above -88.72 / 48.
 """
 
 import math
@@ -53,14 +53,14 @@ FORMS = {
 """How rows beyond the sequence enter a key's gradient: two faulty loops, and the right one."""
 
 KEY_GRADIENT = {"gsa": "ds", "rwkv6": "dk"}
-"""The tensor that breaks first; the gate's gradient, computed from it, follows."""
+"""By operator, the tensor that is NaN first; the gate's gradient, computed from it, follows."""
 
 SCHEME = "previous-row"
-"""The anchors of all forms: correct ones, so that only the padding can break."""
+"""The anchor scheme of all forms: a correct one, so that only the padding can give NaN."""
 
 
 class _Padded(Products):
-    """`Products` whose rows beyond T hold what a kernel loads there. w: [B, H, N, C, K]."""
+    """`Products` in which the rows beyond token T have the values that a kernel loads there. w: [B, H, N, C, K]."""
 
     def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **options):
         super().__init__(w, SCHEME, inclusive=inclusive, **options)
@@ -100,8 +100,8 @@ def _check(op: str, form: str) -> None:
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
-    """Return a function that builds `Products` of T tokens with this padding. options: backend, chunk, block as in
-    `run`."""
+    """Return a function (w, inclusive=…) -> `Products` of T tokens with this padding; options: backend, chunk and block
+    as in `run`."""
     return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 
@@ -117,7 +117,7 @@ def run(
     """Run GSA or RWKV6 forward and backward in float32, with the padding of the last chunk as in `FORMS`.
 
     inputs: as from `flakit.inputs(op, ...)`. backend: "torch", or "triton" for the key gradients' own kernel,
-    interpreted on a CPU under TRITON_INTERPRET=1.
+        interpreted on a CPU under TRITON_INTERPRET=1. Raises ValueError for an unknown op or form.
     Returns `TENSORS[op]` of the `anchor` case; compare with `truth(op, inputs)`. The gate's gradient is summed over the
     whole sequence here, so a NaN reaches back to the first token; published kernels sum within each chunk.
     """
@@ -131,16 +131,16 @@ def run(
 
 
 class Anchor(NamedTuple):
-    """A key block of the last chunk whose anchor meets padding."""
+    """A key block of the last chunk in whose gradient padding rows are summed, with its anchor."""
 
     rows: range
     """The tokens of the block, whose gradients become NaN."""
     tokens: int
-    """Number of gates summed up to its anchor, inclusive."""
+    """Number of the chunk's gates that are summed up to the block's anchor, inclusive."""
 
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
-    """Return the key blocks that padded rows can reach, the one with the most tokens in its exponent first."""
+    """Return the key blocks whose gradient sums padding rows, the one with the most gates in its exponent first."""
     one_of("form", form, FORMS)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
@@ -159,7 +159,8 @@ def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) ->
 def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype: torch.dtype = torch.float32) -> float:
     """Return the largest uniform |g| (natural log, per token) without NaN over T tokens: ln(max) / n, or inf.
 
-    n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000.
+    n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000. Raises ValueError for a T below 1 or
+    an unknown form.
 
     >>> round(law(3000), 3), round(law(12000), 3), law(3072), law(24000, "right")
     (1.848, 2.773, inf, inf)
@@ -192,9 +193,8 @@ def inputs(
 ) -> dict[str, Tensor]:
     """Draw one head of GSA (or of RWKV6, whose state has K rows) over T tokens with a uniform gate.
 
-    gate: natural log, <= 0 and finite: differences of running sums are undefined at -inf.
-    uneven: the fraction of the slots that have it, at least one slot; the others have -0.01.
-    Raises ValueError for values outside these ranges.
+    gate: natural log, <= 0 and finite: differences of running sums are undefined at -inf. uneven: the fraction of the
+        slots that have it, at least one slot; the others have -0.01. Raises ValueError for values outside these ranges.
     """
     if not 0 < uneven <= 1:
         raise ValueError(f"uneven: expected a share above 0 and up to 1, got {uneven!r}")
@@ -210,7 +210,7 @@ def inputs(
 def onset(
     T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **options
 ) -> float:
-    """Measure the counterpart of `law`: the uniform |g| at which the key's gradient becomes non-finite."""
+    """Measure what `law` predicts: the uniform |g| from which the key's gradient is non-finite; inf if none."""
     x = inputs(T, -1.0, op=op, K=4, M=4)
     decay, name = OPERATORS[op].decay, KEY_GRADIENT[op]
 
@@ -221,29 +221,29 @@ def onset(
 
 
 class Clamp(NamedTuple):
-    """The effect of a lower bound on the log decay at one gate."""
+    """The effect of clamping the log decays from below at `bound`."""
 
     bound: float
     kept: float
-    """The fraction of a slot that remains after one token at the bound, e^bound; the gate may have asked for 0."""
+    """The fraction of a slot that remains after one token at the bound, e^bound; without the clamp it may be 0."""
     error: float
     """Relative L2 error of o, against float64 with unclamped gates."""
     finite: bool
-    """Whether the faulty form's key gradient survives."""
+    """Whether the faulty form's key gradient is finite."""
 
 
 CLAMPS = {"gsa": -20.0, "rwkv6": -12.0}
-"""The stop-gaps of the thread: |f| < 20 on GSA's projection (g = logsigmoid(f) / 8), |w| < 12 on RWKV6's log decay."""
+"""The clamps that the report proposes: |f| < 20 on GSA's projection (g = logsigmoid(f) / 8), |w| < 12 on RWKV6's w."""
 
 
 def bound(op: str = "gsa") -> float:
-    """Return the lowest log decay that the thread's clamp allows: -2.5 for GSA, -12 for RWKV6."""
+    """Return the lowest log decay that the report's clamp allows: -2.5 for GSA, -12 for RWKV6."""
     at = torch.tensor(CLAMPS[op], dtype=torch.float64)
     return (torch.nn.functional.logsigmoid(at) / 8).item() if op == "gsa" else at.item()
 
 
 def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **options) -> Clamp:
-    """Clamp the log decays at `at` (<= 0), and measure the error and whether the gradient is finite."""
+    """Clamp the log decays at `at` (<= 0) and run the faulty form. Return o's error, and whether it stays finite."""
     decay = OPERATORS[op].decay
     results = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **options)
     exact = truth(op, inputs)["o"]
@@ -259,9 +259,10 @@ RECORDED = {
     12000: {-2.76: "NaN", -2.78: "NaN"},
     24000: {-50.0: "NaN"},
 }
-"""Recorded NaN rows by length and gate; "NaN" for lengths that the thread names without a gate.
+"""Recorded NaN rows by length and gate; "NaN" for lengths that the report names without a gate.
 
-24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not."""
+24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not.
+"""
 
 
 @lru_cache(maxsize=512)
@@ -291,7 +292,7 @@ def tokens(lost: Tensor, first: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The last chunk of a sequence; the rows of the key's gradient are channels."""
+    """What `show` returns: the last chunk of a sequence. Rows of `gradient` and `right` are channels."""
 
     op: str
     form: str
@@ -317,7 +318,7 @@ class Shown(Measured):
     limits: list[float]
     """The law for 1, 2, … rows with a token."""
     onset: float
-    """The measured counterpart at this length."""
+    """The measured limit at this length."""
 
 
 def show(
@@ -330,7 +331,7 @@ def show(
     chunk: Annotated[int, (32, 64, 128)] = 64,
     block: Annotated[int, (8, 16, 32)] = 16,
 ) -> Shown:
-    """Return, for one length and gate (natural log), the tokens with a NaN key gradient, and the gate of the onset."""
+    """Return, for one length and gate (natural log), the tokens whose key gradient is NaN, and the onset."""
     sizes = {"chunk": chunk, "block": block}
     x = inputs(T, gate, op=op, uneven=uneven)
     results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
@@ -362,7 +363,7 @@ def show(
 
 
 def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:
-    """Apply the thread's clamp to a gate below it: whether the fault remains, and the error of the clamp."""
+    """Return rows on the report's clamp, applied to a gate below it: whether NaN remains, and the clamp's error."""
     at, gate = bound(op), 4 * bound(op)
     result = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
     named, finite = "|f| < 20" if op == "gsa" else "|w| < 12", -at < law(T, form, **sizes)
@@ -373,7 +374,7 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 
 def reproduce() -> list[Row]:
-    """Return the lost tokens at the story's lengths and gates (o is never lost), and the clamps that it proposed."""
+    """Return rows on the lost tokens at the report's lengths and gates (o is never lost), and on its clamps."""
     rows = []
     for T, gates in RECORDED.items():
         for gate, recorded in gates.items():

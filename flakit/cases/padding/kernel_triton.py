@@ -1,4 +1,5 @@
-"""The kernel whose padding sends a NaN back: faulty and right differ in what a load gives beyond the last token."""
+"""The kernel whose padding sends a NaN back. The faulty and the right form differ in the value loaded beyond
+token T."""
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ def key_grads_kernel(
 ):  # fmt: skip
     """d_j = e^{n - gi_j} sum_i A_ij (x_i e^{seen_i - n}) over the rows i of later blocks of j's chunk.
 
-    n = gi of the last token of j's block. In registers: d of one block, [BC, BK]. Beyond T a load gives 0, to A and x
-    always, to `seen` unless FORM is "right", which makes it -inf there.
+    n = gi of the last token of j's block. A [B H, T, C], the others [B H, T, K]. In registers: d of one block, [BC,
+    BK]. Beyond T a load gives 0, to A and x always, to `seen` unless FORM is "right", which gives -inf there.
     """
     i_b, i_bh = tl.program_id(0), tl.program_id(1)
     o_k = tl.arange(0, BK)
@@ -49,10 +50,11 @@ def key_grads_kernel(
 
 @interpreted_alone()
 def key_grads(A: Tensor, x: Tensor, seen: Tensor, gi: Tensor, T: int, block: int, form: str) -> Tensor:
-    """What keys get from rows of later blocks, [B, H, N, C, K] like x; beyond T it is zero.
+    """Return the part of the key gradients that rows of later blocks contribute, [B, H, N, C, K] like x; beyond T it is
+    zero.
 
-    A [B, H, N, C, C]: what arrives at each pair; x: the rows' factor; seen and gi: the log decay that rows and keys
-    have accumulated in their chunk. The kernel gets the T tokens alone: what is beyond them is its own affair.
+    A [B, H, N, C, C]: the gradient of each pair's score; x: the rows' factor; seen, gi: the cumulative log decay of
+    rows and keys in their chunk. The kernel gets the T tokens alone; form decides what it loads beyond them.
     """
     B, H, N, C, K = x.shape
 

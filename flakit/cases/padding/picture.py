@@ -1,4 +1,4 @@
-"""The last chunk of a sequence: its cumulative gates, the factors of its rows, and the gradient that sums them."""
+"""The picture of `padding`: the last chunk's cumulative gates, its rows' factors, and the gradient that sums them."""
 
 import math
 
@@ -228,6 +228,6 @@ class Picture(Drawing):
 
 
 def _farthest(shown: Shown):
-    """Return the last anchor in the chunk that a padded row meets."""
+    """Return the `Anchor` of the last key block whose gradient sums padding rows; None without one."""
     T = shown.first + shown.real
     return next(iter(anchors(T, shown.form, chunk=len(shown.gates), block=shown.block)), None)

@@ -45,9 +45,9 @@ ROUNDED = _rounding()
 
 
 def product(x: Tensor, y: Tensor, way: str) -> Tensor:
-    """Multiply float64 matrices with factors rounded in one of `WAYS` and exact sums.
+    """Return x @ y of float64 matrices with factors rounded as `way` says, one of `WAYS`, and sums in float64.
 
-    Three TF32: x = x0 + x1, with x0 = x rounded to TF32 and x1 the rest; x0 y0 + x0 y1 + x1 y0.
+    "three TF32": x = x0 + x1, with x0 = x rounded to TF32 and x1 the rest; x0 y0 + x0 y1 + x1 y0.
     """
     bits = BITS[way]
     x0, y0 = rounded(x, bits), rounded(y, bits)
@@ -58,7 +58,7 @@ def product(x: Tensor, y: Tensor, way: str) -> Tensor:
 
 
 def law(chunks: int, way: str = "TF32") -> float:
-    """Predict the relative L2 error of the product of so many norm-preserving matrices.
+    """Predict the relative L2 error of the product of `chunks` norm-preserving matrices, multiplied as `way` says.
 
     >>> round(law(33), 5), round(law(33, "bfloat16"), 4)
     (0.00166, 0.0133)
@@ -83,7 +83,7 @@ def transitions(chunks: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """Error of a product of chunks' transition matrices, measured and predicted after 2, 4, 8 … and all chunks."""
+    """What `show` returns: the error of a product of transition matrices after 2, 4, 8 … and all chunks."""
 
     way: str
     chunks: tuple[int, ...]
@@ -95,7 +95,7 @@ class Shown(Measured):
 def show(
     *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
 ) -> Shown:
-    """Return the error of a chain of so many chunks of 64 tokens without decay."""
+    """Return the error of a chain of `chunks` chunks of 64 tokens without decay beside the law; way: of `WAYS`."""
     true = got = torch.eye(K, dtype=torch.float64)
     counts, errors, laws = [], [], []
     for n, M in enumerate(transitions(chunks, seed), 1):
@@ -110,5 +110,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the errors of 2, 32 and 512 chunks in every way."""
+    """Return rows on the errors of 2, 32 and 512 chunks in each of `WAYS`."""
     return [row for way in WAYS for chunks in (2, 32, 512) for row in show(chunks=chunks, way=way).rows]

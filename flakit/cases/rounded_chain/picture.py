@@ -1,4 +1,4 @@
-"""The error of a chain of transitions against its length, beside the rounding of a bfloat16 result."""
+"""The picture of `rounded_chain`: the error of a chain of transitions against its length, and bfloat16's rounding."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ PRESETS = {
 }
 
 _MOST = 9
-"""Chunks, as a power of two."""
+"""The largest number of chunks, as a power of two."""
 
 
 class Picture(Drawing):

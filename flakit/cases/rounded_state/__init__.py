@@ -1,6 +1,6 @@
 """A state that stops counting: handed on in 16 bits between tokens, it takes no more of a write that repeats.
 
-A kernel that processes a sequence in pieces stores the state between them, and 16 bits take half the memory. A small
+A kernel that processes a sequence in parts stores the state between them, and 16 bits take half the memory. A small
 number added to a large one then vanishes: a format with p significand bits represents integers up to 2^p, and 2^p + 1
 rounds back to 2^p. A state without decay that gets an equal write at every token stops there.
 
@@ -28,7 +28,7 @@ WRITES = ("all equal", "at random")
 
 
 def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
-    """Draw what each of T tokens adds to a state of one number, [T]: 1, or a normal number. ValueError for others."""
+    """Draw T numbers, one per token, to add to a scalar state, [T]: all 1, or normal. ValueError unless of `WRITES`."""
     one_of("writes", writes, WRITES)
     generator = torch.Generator().manual_seed(seed)
     return torch.ones(T) if writes == WRITES[0] else torch.randn(T, generator=generator)
@@ -37,8 +37,8 @@ def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
 def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
     """Return the state after each token, [T] float32, without decay and with keys of 1: the running sum of the writes.
 
-    v: the writes, [T]. dtype: of the state, which is rounded to it after every token, or only at the end with
-    between=False.
+    v: the writes, [T]. dtype: name of the state's dtype. between: round to it after every token; False: only at the
+        end.
     """
     kind = getattr(torch, dtype)
     if not between:
@@ -51,7 +51,7 @@ def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
 
 
 def law(tokens: int, dtype: str, between: bool = True) -> float:
-    """Predict the state after so many writes of 1: it stops at 2^p.
+    """Predict the state after `tokens` writes of 1: with rounding between tokens it stops at 2^p.
 
     >>> law(1000, "bfloat16"), law(1000, "float16"), law(1000, "bfloat16", between=False)
     (256.0, 1000.0, 1000.0)
@@ -67,7 +67,7 @@ def spread(true: Tensor, dtype: str, between: bool = True) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The state after each token, rounded and in float64, [T] each."""
+    """What `show` returns: the state after each token, rounded and in float64, [T] each."""
 
     rounded: Tensor
     true: Tensor
@@ -79,7 +79,8 @@ class Shown(Measured):
 
     @property
     def stopped(self) -> int | None:
-        """The first token whose write does not change the state."""
+        """The first token whose write does not change the state; None for random writes and without rounding
+        between."""
         steps = torch.diff(self.rounded, prepend=self.rounded.new_zeros(1))
         at = (steps == 0).nonzero()
         return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None
@@ -93,7 +94,7 @@ def show(
     between: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Compare the final state with the law, after so many writes without decay."""
+    """Return the state after `tokens` writes without decay, beside the law. writes, between: as in `written`, `run`."""
     v = written(tokens, writes, seed)
     rounded, true = run(v, dtype, between=between).double(), v.double().cumsum(0)
     lost = ((rounded[-1] - true[-1]).abs() / true.abs().max()).item()
@@ -110,6 +111,6 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return where each format stops, that float32 does not, and that random writes hide it."""
+    """Return rows on each format at three lengths, on rounding only at the end, and on random writes."""
     rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in show(tokens=tokens, dtype=dtype).rows]
     return rows + show(between=False).rows + show(writes=WRITES[1]).rows

@@ -1,4 +1,4 @@
-"""The state after each token, rounded and exact, and where it stops."""
+"""The picture of `rounded_state`: the state after each token, rounded and exact, and where it stops."""
 
 import numpy as np
 

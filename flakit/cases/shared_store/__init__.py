@@ -28,7 +28,7 @@ SIZES = (16, 32, 64, 128)
 
 
 def shares(V: int, block: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Return each program's results: the gradients of RWKV6 from its block of v's columns alone."""
+    """Return for each block of v's columns, so each program, RWKV6's outputs and gradients from that block alone."""
     x = inputs("rwkv6", T=T, H=1, K=K, V=V, decay=-0.3, seed=seed)
     do, _ = cotangents("rwkv6", x, grad_seed=seed)
     partial = []
@@ -53,7 +53,7 @@ def law(V: int, block: int) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One gradient as stored and the true one, [T, K] each, and the errors of all by name."""
+    """What `show` returns: one gradient as stored and the true one, [T, K] each, and the errors of all by name."""
 
     stored: Tensor
     true: Tensor
@@ -75,7 +75,7 @@ def show(
     summed: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of a gradient that sums over v's columns, for one V and block size."""
+    """Return the error of one gradient that sums over v's columns beside the law. summed: True for the cure."""
     parts = shares(V, block, seed)
     true = {name: sum(part[name].double() for part in parts) for name in SHARED}
     stored = true if summed else {name: parts[-1][name].double() for name in SHARED}
@@ -86,6 +86,6 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the error of each gradient by the number of blocks, and with the partial sums added."""
+    """Return rows on the error of each gradient by the number of blocks, and with the partial sums added."""
     rows = [row for V in SIZES for tensor in ("dr", "dk", "dw") for row in show(V=V, block=16, tensor=tensor).rows]
     return rows + show(V=128, block=16, summed=True).rows

@@ -1,4 +1,4 @@
-"""A gradient as it should be and as stored, by token; below, the errors of all that sum over v's columns."""
+"""The picture of `shared_store`: one gradient by token, as it should be and as stored."""
 
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing

@@ -7,9 +7,10 @@ other numbers.
 
 As reported (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, depending on the contents of
 the memory, without a message. As measured: every tensor with a time axis was made contiguous before the kernel, but not
-the offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. In the
-layout beside the ends, every offset is read twice, and the second half of the sequences is never computed: the first
-half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as an argument.
+the offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. If each
+offset lies beside the end of its sequence in memory, the kernel reads every offset twice, and the second half of the
+sequences is never computed: the first half is right, the rest is uninitialised memory. The cure is one `.contiguous()`,
+or the stride as an argument.
 
 `run` computes RWKV6 in this way. From the numbers in memory the `law` predicts the fraction of tokens that are wrong,
 and the fraction that no program computes.
@@ -48,12 +49,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "column of (begin, end)": _beside_the_ends,
     "every second of the halves": _of_halves,
 }
-"""Memory layouts of the same offsets [N + 1]: alone; beside the end of each sequence; among the offsets of all
-sequences cut in two."""
+"""Functions that copy offsets [N + 1] to a memory layout: alone; beside the end of each sequence; among the offsets of
+all sequences cut in two."""
 
 
 def layout(offsets: Tensor, name: str) -> Tensor:
-    """Return the offsets [N + 1] in one of `LAYOUTS`. ValueError for an unknown one."""
+    """Return the offsets [N + 1] in one of `LAYOUTS`, equal numbers. Raises ValueError for an unknown one."""
     return LAYOUTS[one_of("layout", name, LAYOUTS)](offsets)
 
 
@@ -64,17 +65,17 @@ def offsets(sequences: int = 5, length: int = 20, *, device: str = "cpu", seed: 
 
 
 def inputs(T: int, *, H: int = 2, K: int = 8, V: int = 8, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
-    """Draw RWKV6 inputs of T packed tokens with weak decay and a bonus of 0, which does not involve the state."""
+    """Draw RWKV6 inputs of T packed tokens, B = 1, with weak decay and a bonus of 0, which ignores the state."""
     tensors = make_inputs("rwkv6", T=T, H=H, K=K, V=V, decay=DECAY, device=device, seed=seed)
     return tensors | {"u": torch.zeros_like(tensors["u"])}
 
 
 def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Tensor:
-    """Run RWKV6 over packed sequences: o [1, T, H, V], NaN where no program wrote.
+    """Return o [1, T, H, V] of RWKV6 over packed sequences, float32, NaN where no program wrote.
 
     inputs: as from `inputs`. offsets: [N + 1], 0 … T, of any stride. raw: the fault, read consecutive numbers in
-    memory; False respects the stride. Numbers above T count as T.
-    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for its twin.
+        memory; False respects the stride. Numbers above T count as T.
+    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for the same in PyTorch.
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u")}
     out = torch.full_like(x["v"], torch.nan)
@@ -91,13 +92,13 @@ def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, back
 
 
 def truth(inputs: Mapping[str, Tensor], offsets: Tensor) -> Tensor:
-    """Return the right result of `run` in float64: each sequence computed separately."""
+    """Return the right o of `run` in float64, [1, T, H, V]: each sequence computed separately."""
     x, ends = {name: y.detach().double() for name, y in inputs.items()}, offsets.tolist()
     return torch.cat([_alone(x, *piece) for piece in zip(ends, ends[1:], strict=False) if len(range(*piece))], 1)
 
 
 def _alone(x: Mapping[str, Tensor], begin: int, end: int) -> Tensor:
-    """Return o of the tokens begin … end - 1, from an empty state."""
+    """Return o of the tokens begin … end - 1, [1, end - begin, H, V], from an empty state."""
     return reference.forward(**{name: y if name == "u" else y[:, begin:end] for name, y in x.items()})[0]
 
 
@@ -109,7 +110,7 @@ class Share(NamedTuple):
 
 
 def in_memory(offsets: Sequence[int], name: str) -> list[int]:
-    """Return the first N + 1 consecutive numbers that a layout has in memory."""
+    """Return the first N + 1 numbers in memory, for N + 1 offsets in a layout. Raises ValueError for an unknown one."""
     layout(torch.zeros(2, dtype=torch.int64), name)
     if name == "contiguous":
         return list(offsets)
@@ -119,11 +120,11 @@ def in_memory(offsets: Sequence[int], name: str) -> list[int]:
 
 
 def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
-    """Predict the fractions of wrong and missing tokens if a kernel reads `read` as the offsets; its pieces must not
-    overlap.
+    """Predict the fractions of wrong and missing tokens if a kernel takes the numbers `read` for the offsets. The
+    ranges between neighbours in `read`, one per program, must not overlap.
 
-    A token is right if its piece begins where its sequence does: a later start lacks the tokens before it, an earlier
-    one includes foreign state. Tokens in no piece are missing.
+    A token is right if its program begins where its sequence does: a later start lacks the tokens before it, an earlier
+    one includes another sequence's state. Tokens in no program's range are missing.
 
     >>> law([0, 4, 8, 16], [0, 4, 4, 8])
     Share(wrong=0.5, missing=0.5)
@@ -139,7 +140,7 @@ def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
 
 
 def measured(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Share:
-    """Measure the counterpart of `law`: compare the outputs of `run` with the truth by token."""
+    """Measure what `law` predicts: compare the outputs of `run` with the truth by token."""
     return _share(_errors(inputs, offsets, raw, backend))
 
 
@@ -160,7 +161,7 @@ def _wrong(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The memory, the numbers read from it, and the errors."""
+    """What `show` returns: the memory that holds the offsets, the numbers read from it, and the tokens' errors."""
 
     memory: list[int]
     """The numbers in memory from the first offset to the last."""
@@ -191,7 +192,7 @@ def show(
     length: Annotated[int, Range(2, 32)] = 10,
     seed: int = 0,
 ) -> Shown:
-    """Compare the law with packed sequences of about `length` tokens, offsets in one layout, read raw or strided."""
+    """Return the fractions of wrong and missing tokens beside the law, for random packed sequences in one layout."""
     device, backend = kernel_place()
     laid_out = LAYOUTS[layout](offsets(sequences, length, device=device, seed=seed))
     ends, stride = laid_out.tolist(), laid_out.stride(0)
@@ -209,7 +210,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the fractions of wrong tokens by layout, also with the stride respected; the story's table comes last."""
+    """Return rows on each layout, on one with the stride respected, and last on the table in the report."""
     device, backend = kernel_place()
     tried = [(name, True) for name in LAYOUTS] + [("column of (begin, end)", False)]
     rows = [row for name, raw in tried for row in show(layout=name, raw=raw, length=20).rows]

@@ -1,4 +1,4 @@
-"""The kernel that reads offsets: right and faulty differ in the stride it is given for them."""
+"""The kernel that reads offsets. The right and the faulty call differ only in the stride that they pass for them."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,8 @@ def packed_kernel(
 ):  # fmt: skip
     """o_t = scale r_t^T S, S <- diag(e^{w_t}) S + k_t v_t^T over the tokens of one sequence, from an empty S.
 
-    In registers: S [BK, BV]. Tokens beyond T are left out: what a wrong stride finds may be any number.
+    In registers: S [BK, BV]. Tokens outside 0 … T - 1 are skipped: with a wrong stride, begin and end may be any
+    numbers.
     """
     i_n, i_h = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + i_n * stride), tl.load(offsets + (i_n + 1) * stride)
@@ -34,7 +35,7 @@ def packed_kernel(
 
 @interpreted_alone()
 def run_packed(r: Tensor, k: Tensor, v: Tensor, w: Tensor, o: Tensor, offsets: Tensor, raw: bool) -> None:
-    """Write o [1, T, H, V] for r, k, w [1, T, H, K], all contiguous. raw: offsets as if their stride were 1."""
+    """Compute o [1, T, H, V] from r, k, w [1, T, H, K], v, all contiguous, into o. raw: read offsets with stride 1."""
     _, T, H, K = k.shape
     V = v.shape[-1]
     stride = 1 if raw else offsets.stride(0)

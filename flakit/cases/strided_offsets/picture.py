@@ -1,4 +1,4 @@
-"""The offsets in memory and the numbers that a kernel reads; below, each token's sequence, program and output."""
+"""The picture of `strided_offsets`: memory and the numbers read from it; each token's sequence, program and output."""
 
 import numpy as np
 from matplotlib.patches import Patch
@@ -159,12 +159,12 @@ class Picture(Drawing):
 
 
 def _th(place: int, step: int, N: int) -> int | None:
-    """Return the index of the offset at a place, for N + 1 offsets with stride `step`, else None."""
+    """Return which of N + 1 offsets with stride `step` is at this index of the memory, or None."""
     return place // step if place % step == 0 and place // step <= N else None
 
 
 def _pieces(offsets: list[int], T: int) -> np.ndarray:
-    """Return the index of each of T tokens' piece, -1 for none."""
+    """Return for each of T tokens which range offsets[n] … offsets[n + 1] - 1 it is in, [T]; -1 for none."""
     piece = np.full(T, -1)
     for n, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
         piece[begin:end] = n
@@ -172,5 +172,5 @@ def _pieces(offsets: list[int], T: int) -> np.ndarray:
 
 
 def _colour(n: int | None | np.ndarray) -> float | np.ndarray:
-    """Neighbours far apart, the same number always the same."""
+    """Return a number in 0 … 1 for a colour map by the sequence's number: neighbours differ much; None gives 0."""
     return 0.0 if n is None else 0.05 + 0.9 * (n * 0.618 % 1)

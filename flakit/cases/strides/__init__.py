@@ -7,7 +7,7 @@ gradient of a convolution, wrong where the arriving gradient has strides of its 
 sends one number with stride 0 in every direction, and the kernel read the memory behind it. Nothing has to crash. The
 cure is one `.contiguous()`, or strides as arguments.
 
-`blind` reads as such a kernel does; the `law` says which share of the elements is another one.
+`blind` reads a tensor as such a kernel does; the `law` predicts the fraction of elements that it misreads.
 """
 
 import math
@@ -41,12 +41,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice of a fused projection": _slice,
     "expanded, stride 0": _expanded,
 }
-"""Memory layouts of a tensor [B, T, H, D]; the last has one value everywhere. The other two tensors of the fused
-projection hold the negated values."""
+"""Functions that copy a tensor [B, T, H, D] to a memory layout; the last has one value everywhere. The other two
+tensors of the fused projection hold the negated values."""
 
 
 def layout(x: Tensor, name: str) -> Tensor:
-    """Return x in one of `LAYOUTS`. ValueError for an unknown one."""
+    """Return x [B, T, H, D] in one of `LAYOUTS`. Raises ValueError for an unknown one."""
     return LAYOUTS[one_of("layout", name, LAYOUTS)](x)
 
 
@@ -61,7 +61,8 @@ def blind(x: Tensor) -> Tensor:
 
 
 def law(name: str, shape: tuple[int, int, int, int]) -> float:
-    """Predict the fraction of elements [B, T, H, D] that a blind kernel misreads, if all values differ.
+    """Predict the fraction of elements [B, T, H, D] that a kernel misreads if it assumes contiguous memory, all values
+    different. Raises ValueError for an unknown layout.
 
     Transposing a T x H matrix in place leaves gcd(T - 1, H - 1) + 1 of its rows in place, in every batch entry. For a
     slice of a third of each row only the first row is right; for an expanded value only the first element.
@@ -76,13 +77,13 @@ def law(name: str, shape: tuple[int, int, int, int]) -> float:
 
 
 def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the inputs as a blind kernel reads them; names: {tensor: layout} of those to misread."""
+    """Return the inputs, those in `names` ({tensor: layout}) as a kernel reads them that assumes contiguous memory."""
     return {**inputs, **{name: blind(layout(inputs[name].detach(), kind)) for name, kind in names.items()}}
 
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The rows [T, H] of the first sequence, D numbers each; a row's number is t H + h."""
+    """What `show` returns: the rows [T, H] of the first sequence, D numbers each. Row t H + h is token t, head h."""
 
     layout: str
     shape: tuple[int, int, int, int]
@@ -105,7 +106,8 @@ def show(
     H: Annotated[int, Range(1, 32)] = 4,
     D: Annotated[int, Range(1, 128)] = 64,
 ) -> Shown:
-    """Compare law and measurement for one layout of a tensor [B, T, H, D], its elements numbered from 1."""
+    """Return the misread fraction of a tensor [B, T, H, D] in one layout, its elements numbered from 1, beside
+    the law."""
     shape, sizes = (B, T, H, D), [B, T, H, D]
     meant = LAYOUTS[layout](torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape))
     read = blind(meant)
@@ -117,5 +119,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
+    """Return rows on the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
     return [row._replace(what=f"{name}, {row.what}") for name in LAYOUTS for row in show(layout=name).rows]

@@ -1,4 +1,5 @@
-"""The memory by row, as laid out and as a kernel assumes it; and all rows of a sequence, intended and read."""
+"""The picture of `strides`: the memory by row, as it is and as a kernel takes it; a sequence's rows, right and
+as read."""
 
 import numpy as np
 from matplotlib.patches import Patch
@@ -140,7 +141,7 @@ class Picture(Drawing):
 
 
 def _right(shown: Shown) -> np.ndarray:
-    """Return the rows [T, H] that are read from their own place, boolean."""
+    """Return which rows [T, H] a kernel reads from their own place, boolean."""
     return ((shown.read == shown.meant) & ~shown.neighbour).numpy()
 
 
