@@ -38,9 +38,7 @@ def layers(w: object) -> dict[str, object]:
 
 def checked(name: str, x: object) -> Tensor:
     """Check one layer's natural-log decays, <= 0, and return them on the CPU, [B, T, H, K], in a dtype with arithmetic.
-
-    Raises TypeError unless x has floats, ValueError for other shapes, NaN or values above 0; both name the layer.
-    """
+    Raises TypeError unless x has floats, ValueError for other shapes, NaN or values above 0; both name the layer."""
     label = f"w[{name!r}]" if name else "w"
     if isinstance(x, np.ndarray) and x.dtype.kind == "f":
         x = _of_numpy(x)
@@ -75,9 +73,7 @@ def _of_numpy(x: np.ndarray) -> Tensor:
 
 def read(path: str | Path) -> Tensor | dict[str, Tensor]:
     """Read the tensor, or the tensors by name, in a file .pt (or .pth), .safetensors or .npy, without executing code.
-
-    Raises FileNotFoundError for a missing file, ValueError or TypeError with the reason for an unreadable one.
-    """
+    Raises FileNotFoundError for a missing file, ValueError or TypeError with the reason for an unreadable one."""
     path = Path(path)
     readers = {".pt": _read_pt, ".pth": _read_pt, ".safetensors": _read_safetensors, ".npy": _read_npy}
     reader = readers.get(path.suffix.lower())

@@ -327,10 +327,8 @@ def known(upto: str | None = None) -> tuple[str, ...]:
 
 
 def fingerprint(causes: Iterable[str] | None = None) -> dict[str, Row]:
-    """Return each cause's row: the `Cell` of each of `TENSORS`. causes: names of `CAUSES`, default all.
-
-    Raises ValueError for an unknown name.
-    """
+    """Return each cause's row: the `Cell` of each of `TENSORS`. causes: names of `CAUSES`, default all. Raises
+    ValueError for an unknown name."""
     names = tuple(CAUSES) if causes is None else tuple(causes)
     for name in names:
         if name not in CAUSES:

@@ -67,9 +67,7 @@ def kernels(op: str) -> tuple[str, ...]:
 
 def as_read(op: str | Operator) -> str:
     """Return "rwkv6", "rwkv7" or "gsa", the one whose reads come before or after the decay as in `op`: its laws hold.
-
-    Raises ValueError for an operator without decay.
-    """
+    Raises ValueError for an operator without decay."""
     of = operator(op)
     if of.name in OPERATORS:
         return of.name
@@ -364,9 +362,7 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
     """Return the largest exponent of the padding rows, at the key block with the farthest anchor; none if it is 0.
-
-    Their factor counts as not stored: it multiplies 0 in any dtype.
-    """
+    Their factor counts as not stored: it multiplies 0 in any dtype."""
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

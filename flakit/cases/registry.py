@@ -1,10 +1,11 @@
-"""The registry of cases: each story, its sources, and how to run it; `flakit cases` in a terminal.
+"""The registry of cases: each failure with its sources, and how to run it; `flakit cases` in a terminal.
 
-    CASES["anchor"].reproduce()                     the numbers of the story, predicted and measured
+    CASES["anchor"].reproduce()                     the numbers of the case, predicted and measured
     CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
 
-A case's module has the fault beside the right form, `law`, `reproduce()`, and `show(**knobs)`: one setting's numbers
-and the arrays of its picture. Its submodule `picture` is a `PictureModule`. Modules are imported on first use.
+A case's module has the faulty computation beside the right one, and three functions: `law` predicts where the fault
+begins, `reproduce()` measures the recorded numbers again, and `show(**knobs)` returns one setting's numbers and the
+arrays of its picture. Its submodule `picture` is a `PictureModule`. Modules are imported on first use.
 """
 
 import difflib
@@ -24,25 +25,25 @@ if TYPE_CHECKING:  # a case runs without matplotlib
 
 
 class PictureModule(Protocol):
-    """What a case's `picture.py` defines, for `panels.case` to show it."""
+    """What a case's `picture.py` defines, so that `panels.case` can show it."""
 
     WORDS: Words
-    """Every text of the picture. "knobs": labels by the knobs' names, where they differ; "alt": what the picture is,
-    for those who do not see it; optional "inf": what infinity is called where a number is no onset."""
+    """Every text of the picture, by key. "knobs": the label of each knob that is not labelled by its name; "alt": a
+    description for readers who do not see the picture; optional "inf": how an infinite onset is printed."""
     ON_VIEW: tuple[str, ...]
-    """The knobs shown first; the others are folded under "more". The first one is played."""
+    """The knobs shown first; the others are folded under "more". The play button moves the first one."""
     LINE: str
-    """A part of the name of the row that the panel quotes."""
+    """A part of `Row.what` that selects the row which the panel quotes."""
     PRESETS: Mapping[str, Mapping]
-    """Settings of the knobs by the words of their buttons: what works, what breaks, what repairs it."""
+    """Settings of the knobs by the words on their buttons: one that works, one that fails, one that is repaired."""
     Picture: "type[Drawing]"
-    """Draws what `show` returns."""
+    """The class that draws what the case's `show` returns."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the casebook. reported: what reports say, or what is commonly assumed. measured: what the case finds.
-    threads: the reports. notebook: the lesson that explains it."""
+    """One case. name: of its module. notebook: the lesson that explains it. threads: the public reports,
+    owner/repository#number. reported: what they say, or what is commonly assumed. measured: what the case measures."""
 
     name: str
     notebook: str
@@ -60,7 +61,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The first paragraph of the module's docstring."""
+        """The first paragraph of the module's docstring, without its full stop."""
         return " ".join(self.module.__doc__.split("\n\n")[0].split()).removesuffix(".")
 
     @cached_property
@@ -69,16 +70,17 @@ class Case:
         return knobs_of(self.module.show)
 
     def reproduce(self) -> list[Row]:
-        """Return the numbers of the story, predicted and measured."""
+        """Return the recorded numbers of the case, each with its prediction and a new measurement."""
         with on_cpu():
             return self.module.reproduce()
 
     def at(self, **knobs) -> list[Row]:
-        """Return prediction and measurement at one setting. ValueError for an unknown knob or an invalid value."""
+        """Return prediction and measurement at one setting. Raises ValueError as `show` does."""
         return self.show(**knobs).rows
 
     def show(self, **knobs) -> Measured:
-        """Return the same with the arrays of the picture."""
+        """Return prediction and measurement at one setting, with the arrays of the picture. Raises ValueError for an
+        unknown knob or an invalid value."""
         for name, value in knobs.items():
             knob = self._knob(name)
             if not knob.fits(value):
@@ -87,7 +89,7 @@ class Case:
             return self.module.show(**knobs)
 
     def parse(self, texts: Mapping[str, str]) -> dict:
-        """Parse knobs from strings, as on a command line. ValueError for an unknown knob or an invalid value."""
+        """Parse knobs from strings, as on a command line. Raises ValueError for an unknown knob or an invalid value."""
         values = {}
         for name, text in texts.items():
             knob = self._knob(name)
@@ -104,7 +106,7 @@ class Case:
 
 
 def find(name: str) -> Case:
-    """Return the case of that name, "-" and "_" alike. ValueError, with the closest names, if there is none."""
+    """Return the case of that name, "-" and "_" alike. Raises ValueError with the closest names if there is none."""
     case = CASES.get(name.replace("-", "_"))
     if case is None:
         raise ValueError(f"case: there is none named {name!r}{_suggestion(name, CASES)}")

@@ -19,10 +19,7 @@ from .schemes import Products, Scheme, find_scheme
 @dataclass(frozen=True)
 class Run:
     """The results of `run`: the operator's tensors by name, and the scores A [B, H, N, C, C] of the N chunks that
-    multiply v.
-
-    In RWKV6 and RWKV7, A has the scores of r and k; in GSA those of the second pass, p and s.
-    """
+    multiply v. In RWKV6 and RWKV7, A has the scores of r and k; in GSA those of the second pass, p and s."""
 
     scheme: Scheme
     tensors: Mapping[str, Tensor]

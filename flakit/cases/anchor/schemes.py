@@ -66,9 +66,7 @@ class Tile(NamedTuple):
 
 def tiles(scheme: str | Scheme, chunk: int = 64, block: int = 16, row: int | None = None) -> list[Tile]:
     """Return the tiles of the scores A and of dr, which cover the lower triangle of [chunk, chunk]. row: as in `run`.
-
-    Raises ValueError for an unknown scheme, a chunk or block that is no power of two, or a row outside the block.
-    """
+    Raises ValueError for an unknown scheme, a chunk or block that is no power of two, or a row outside the block."""
     scheme, block, inside = _geometry(scheme, chunk, block, row)
     result = []
     for p in range(0, chunk, block):

@@ -13,10 +13,8 @@ def load_anchor(
     gi, i_c, i_b, o_k, m_k,
     C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Load a block's anchor: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N, C, K].
-
-    A row before the chunk counts as 0; with ACROSS, the previous chunk's row is read.
-    """
+    """Load a block's anchor: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N, C, K]. A row before
+    the chunk counts as 0; with ACROSS, the previous chunk's row is read."""
     row = i_b * BC + ANCHOR
     if ACROSS:
         m_row = i_c * C + row >= 0

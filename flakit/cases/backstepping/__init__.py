@@ -113,7 +113,7 @@ def run(
 ) -> dict[str, Tensor]:
     """Run RWKV6 or RWKV7 token by token in float32, gradients from rebuilt states; returns what `evaluate` does.
 
-    x: as from `flakit.inputs(op, …)`. arriving: the gradients of o and of the final state; default: `cotangents`.
+    x: as from `flakit.inputs(op, …)`. arriving: the gradients of o and the final state; default: `cotangents`.
     """
     of = operator(op)
     do, dlast = cotangents(op, x) if arriving is None else arriving

@@ -84,10 +84,8 @@ def show(
     size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement for `size` standard normal numbers in rows of 64 and one accepted ratio.
-
-    Raises ValueError unless size is a multiple of 64.
-    """
+    """Compare law and measurement for `size` standard normal numbers in rows of 64 and one accepted ratio. Raises
+    ValueError unless size is a multiple of 64."""
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)

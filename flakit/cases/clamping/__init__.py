@@ -69,9 +69,7 @@ def _before(w: Tensor) -> Tensor:
 
 def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exclusive: bool = True) -> float:
     """Predict the relative L2 error of A at a uniform log decay w, for random q and k, from the weights of all pairs.
-
-    Only the cumulative decays at the tokens' reads matter: each key's exponent equals that of one of these reads.
-    """
+    Only the cumulative decays at the tokens' reads matter: each key's exponent equals that of one of these reads."""
     first = 0 if exclusive else 1
     exponents = [w * (place - anchor) for place in range(first, first + block)]
     clamped = [max(-bound, min(bound, x)) for x in exponents]
@@ -124,9 +122,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Return the error of the clamped scores at a uniform log decay w, and whether all are finite, beside the law.
-
-    Weights are for q and k of 1. Raises ValueError unless 0 <= anchor <= block.
-    """
+    Weights are for q and k of 1. Raises ValueError unless 0 <= anchor <= block."""
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")
     q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -59,9 +59,7 @@ them again where they can run."""
 
 def round_to(x: Tensor, rounding: str) -> Tensor:
     """Round x to a format of `ROUNDINGS` (to nearest, ties to even) and back to its dtype; tf32 as a TF32 dot reads it.
-
-    Raises ValueError for an unknown format.
-    """
+    Raises ValueError for an unknown format."""
     one_of("rounding", rounding, ROUNDINGS)
     if rounding != "tf32":
         return x.to(getattr(torch, rounding)).to(x.dtype)

@@ -57,10 +57,8 @@ def library() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 class Text:
-    """The recorded text, one batch per step from step `first` on; `batch` is what `models.train` expects.
-
-    Raises ValueError if no text was recorded for that step.
-    """
+    """The recorded text, one batch per step from step `first` on; `batch` is what `models.train` expects. Raises
+    ValueError if no text was recorded for that step."""
 
     def __init__(self, first: int):
         starts = [int(name.split("/")[1]) for name in _stored() if name.startswith("text/")]

@@ -88,10 +88,8 @@ def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Gro
 
 
 def script(fed: str = "sigmoid", *, T: int = 256, seed: int = 0) -> dict[str, Tensor]:
-    """Run the report's own lines: return o and the gradient of each input after o.mean().backward(), by autograd.
-
-    The recurrence replaces the report's kernel; both accept a positive w without an error.
-    """
+    """Run the report's own lines: return o and the gradient of each input after o.mean().backward(), by autograd. The
+    recurrence replaces the report's kernel; both accept a positive w without an error."""
     torch_random = torch.Generator().manual_seed(seed)
     B, H, K = 2, 4, 64
     r, k, w, v = (torch.randn(B, H, T, K, generator=torch_random) for _ in range(4))

@@ -136,9 +136,7 @@ def show(
     exclusive: bool = True,
 ) -> Shown:
     """Return at one uniform log decay w, chunk and mask which tensors are finite, and the |w| from which each is not.
-
-    Operands have size 1.
-    """
+    Operands have size 1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
     results = run(x, mask, exclusive=exclusive)

@@ -24,10 +24,8 @@ GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
 
 
 def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
-    """Return guarded exp(g_i - g_j) for every pair j < i of a chunk, [C, C], from one head's log decays w [C].
-
-    Raises ValueError for an unknown guard.
-    """
+    """Return guarded exp(g_i - g_j) for every pair j < i of a chunk, [C, C], from one head's log decays w [C]. Raises
+    ValueError for an unknown guard."""
     one_of("guard", guard, GUARDS)
     g = w.cumsum(0)
     d = g[:, None] - g[None, :]

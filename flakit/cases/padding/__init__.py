@@ -140,7 +140,7 @@ class Anchor(NamedTuple):
 
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
-    """Return the key blocks whose gradient sums padding rows, the one with the most gates in its exponent first."""
+    """Return the key blocks whose gradient sums padding rows, that with the most gates in its exponent first."""
     one_of("form", form, FORMS)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
@@ -159,8 +159,7 @@ def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) ->
 def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype: torch.dtype = torch.float32) -> float:
     """Return the largest uniform |g| (natural log, per token) without NaN over T tokens: ln(max) / n, or inf.
 
-    n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000. Raises ValueError for a T below 1 or
-    an unknown form.
+    n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000. Raises ValueError for T < 1.
 
     >>> round(law(3000), 3), round(law(12000), 3), law(3072), law(24000, "right")
     (1.848, 2.773, inf, inf)
@@ -173,10 +172,8 @@ def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype:
 def predicted(
     inputs: Mapping[str, Tensor], form: str = "chunk", *, op: str = "gsa", chunk: int = 64, block: int = 16
 ) -> Tensor:
-    """Predict for any gates which elements of the key's gradient are NaN, boolean [B, T, H, K or M].
-
-    A channel is NaN in a block if its gates up to the block's anchor sum to less than -ln(max).
-    """
+    """Predict for any gates which elements of the key's gradient are NaN, boolean [B, T, H, K or M]. A channel is NaN
+    in a block if its gates up to the block's anchor sum to less than -ln(max)."""
     _check(op, form)
     w = inputs[OPERATORS[op].decay].detach()
     T = w.shape[1]
@@ -229,7 +226,7 @@ class Clamp(NamedTuple):
     error: float
     """Relative L2 error of o, against float64 with unclamped gates."""
     finite: bool
-    """Whether the faulty form's key gradient is finite."""
+    """Whether the key's gradient is finite with the clamp."""
 
 
 CLAMPS = {"gsa": -20.0, "rwkv6": -12.0}
@@ -243,7 +240,7 @@ def bound(op: str = "gsa") -> float:
 
 
 def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **options) -> Clamp:
-    """Clamp the log decays at `at` (<= 0) and run the faulty form. Return o's error, and whether it stays finite."""
+    """Clamp the log decays at `at` (<= 0) and `run` with `form`: o's error, and whether the key gradient is finite."""
     decay = OPERATORS[op].decay
     results = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **options)
     exact = truth(op, inputs)["o"]
@@ -281,10 +278,8 @@ def _lost(
 
 
 def tokens(lost: Tensor, first: int = 0) -> str:
-    """Name the tokens at which any element of a boolean tensor [B, T, H, *] is True: "96 … 111", or "none".
-
-    first: the number of the tensor's first token.
-    """
+    """Name the tokens at which any element of a boolean tensor [B, T, H, *] is True: "96 … 111", or "none". first: the
+    number of the tensor's first token."""
     at = first + lost.flatten(2).any(-1).any(0).nonzero()[:, 0].cpu().numpy()
     runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
     return ", ".join(f"{run[0]} … {run[-1]}" for run in runs if len(run)) or "none"

@@ -1,5 +1,4 @@
-"""The kernel whose padding sends a NaN back. The faulty and the right form differ in the value loaded beyond
-token T."""
+"""The kernel whose padding sends a NaN back. Its faulty and right forms differ in the value loaded beyond token T."""
 
 import numpy as np
 import torch

@@ -79,8 +79,7 @@ class Shown(Measured):
 
     @property
     def stopped(self) -> int | None:
-        """The first token whose write does not change the state; None for random writes and without rounding
-        between."""
+        """The first token whose write leaves the state as it is; None for random writes, or if between is False."""
         steps = torch.diff(self.rounded, prepend=self.rounded.new_zeros(1))
         at = (steps == 0).nonzero()
         return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None

@@ -14,8 +14,7 @@ def packed_kernel(
 ):  # fmt: skip
     """o_t = scale r_t^T S, S <- diag(e^{w_t}) S + k_t v_t^T over the tokens of one sequence, from an empty S.
 
-    In registers: S [BK, BV]. Tokens outside 0 … T - 1 are skipped: with a wrong stride, begin and end may be any
-    numbers.
+    In registers: S [BK, BV]. Tokens outside 0 … T - 1 are skipped: offsets read at a wrong stride may be any numbers.
     """
     i_n, i_h = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + i_n * stride), tl.load(offsets + (i_n + 1) * stride)

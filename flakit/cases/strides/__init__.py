@@ -52,9 +52,7 @@ def layout(x: Tensor, name: str) -> Tensor:
 
 def blind(x: Tensor) -> Tensor:
     """Return what a kernel reads that assumes x is contiguous: x's memory from its first element, NaN beyond its end.
-
-    The memory beyond belongs to other tensors; NaN makes it visible.
-    """
+    The memory beyond belongs to other tensors; NaN makes it visible."""
     size, storage = x.numel(), x.untyped_storage()
     memory = torch.tensor([], dtype=x.dtype, device=x.device).set_(storage)[x.storage_offset() :][:size]
     return torch.cat((memory, memory.new_full((size - memory.numel(),), math.nan))).view(x.shape)
@@ -106,8 +104,7 @@ def show(
     H: Annotated[int, Range(1, 32)] = 4,
     D: Annotated[int, Range(1, 128)] = 64,
 ) -> Shown:
-    """Return the misread fraction of a tensor [B, T, H, D] in one layout, its elements numbered from 1, beside
-    the law."""
+    """Return the misread fraction of a tensor [B, T, H, D] in one layout, its elements 1, 2, …, beside the law."""
     shape, sizes = (B, T, H, D), [B, T, H, D]
     meant = LAYOUTS[layout](torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape))
     read = blind(meant)

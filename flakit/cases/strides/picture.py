@@ -1,5 +1,4 @@
-"""The picture of `strides`: the memory by row, as it is and as a kernel takes it; a sequence's rows, right and
-as read."""
+"""The picture of `strides`: the memory by row, as it is and as a kernel takes it, and a sequence's rows as read."""
 
 import numpy as np
 from matplotlib.patches import Patch

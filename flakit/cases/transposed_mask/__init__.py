@@ -7,8 +7,8 @@ As reported (flash-linear-attention issue #18): "Cannot broadcast ... [16, 64], 
 of GPU and Triton version. As measured: a shape error for any GPU, which compiling shows without one. The line is
 compiled only with an initial state, so tests without one miss it. And the error was luck: for a square tile the two
 shapes are equal, the kernel compiles, and the mask removes the mirror image of what it should. Entries of the state in
-a partial tile are never loaded; as many others are loaded from beyond the edge, harmless through padding if they are
-finite.
+a partial tile are never loaded; as many others are loaded from beyond the edge, harmless if they are finite, since they
+belong to no entry of the state.
 
 `law` counts the wrong entries. There are none if K and V are multiples of the tile, and none if K = V fits into one
 tile: tests with square powers of two never detect this fault.
@@ -56,11 +56,11 @@ def inputs(
 
 
 class DoesNotCompile(ValueError):
-    """A mask [BK, BV] does not fit a tile [BV, BK]; raised by the kernel's compilation or its PyTorch twin."""
+    """A mask [BK, BV] does not fit a tile [BV, BK]; raised when the kernel is compiled, and by `run` in PyTorch."""
 
 
 class Run(NamedTuple):
-    """The initial state as the kernel loaded it, and the gradient computed from it."""
+    """The initial state as the kernel loaded it, and the gradient dr computed from it."""
 
     seen: Tensor  # [B, H, K, V]
     dr: Tensor  # [B, T, H, K]
@@ -69,11 +69,11 @@ class Run(NamedTuple):
 def run(
     inputs: Mapping[str, Tensor], BK: int = 32, BV: int = 32, *, transposed: bool = True, backend: str | None = None
 ) -> Run:
-    """Compute dr of RWKV6, with the initial state loaded in tiles [BV, BK] under the right or the transposed mask.
+    """Return dr of RWKV6, with the initial state loaded in tiles [BV, BK] under the right or the transposed mask.
 
-    inputs: as from `inputs`; the bonus is ignored. The gradient of o is that of `numerics.evaluate`.
-    backend: "triton" for the kernel itself, "torch" for its fast twin; default as in the operators.
-    Raises `DoesNotCompile` for rectangular tiles with the transposed mask.
+    inputs: as from `inputs`; the bonus is ignored. The gradient of o is that of `numerics.evaluate`. backend: "triton"
+        for the kernel itself, "torch" for the same in PyTorch; default as in the operators. Raises `DoesNotCompile` for
+        rectangular tiles with the transposed mask.
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u", "initial_state")}
     do, scale = cotangents("rwkv6", inputs)[0].float(), x["k"].shape[-1] ** -0.5
@@ -93,10 +93,10 @@ def run(
 
 
 def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True) -> Tensor:
-    """Return the entries of a state that the mask keeps, as the kernel forms it by tile: boolean.
+    """Return which entries of a state [K, V] the mask keeps, as the kernel forms it by tile: boolean.
 
-    [K, V], both rounded up to multiples of the tile: also of entries beyond the state.
-    Raises `DoesNotCompile` for rectangular tiles with the transposed mask.
+    Both axes are rounded up to multiples of the tile, so that entries beyond the state are included. Raises
+    `DoesNotCompile` for rectangular tiles with the transposed mask.
     """
     if _check_tile(BK, BV) is None and transposed:
         raise DoesNotCompile(
@@ -131,7 +131,7 @@ def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | T
 
 
 def _check_tile(BK: int, BV: int) -> int | None:
-    """Return the side of a square tile, None for a rectangular one. ValueError unless both are powers of two."""
+    """Return the side of a square tile, None for a rectangular one. Raises ValueError unless both are powers of 2."""
     for name, size in (("BK", BK), ("BV", BV)):
         if not isinstance(size, int) or size < 1 or size & (size - 1):
             raise ValueError(f"{name}: expected a power of two, got {size!r}")
@@ -142,8 +142,8 @@ def compile_table(tiles: Sequence[tuple[int, int]] = ((32, 32), (16, 64))) -> tu
     """Compile the faulty and the right kernel, without a GPU. Return (label of the source, rows).
 
     tiles: pairs (BK, BV). A row has tile, mask, sm_80 and sm_90 ("compiles" or the compiler's last line), and "line",
-    the source line of the error. Runs in a subprocess, about 3 s plus a second per tile. Without Triton, returns the
-    recorded results for (32, 32) and (16, 64). Raises RuntimeError if the subprocess fails.
+        the source line of the error. Runs in a subprocess, about 3 s plus a second per tile. Without Triton, returns
+        the recorded results for (32, 32) and (16, 64). Raises RuntimeError if the subprocess fails.
     """
     if not has_triton():
         label = f"recorded with Triton {RECORDED['triton']}"
@@ -185,7 +185,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """A state [K, V] as loaded, and the number of wrong entries at other sizes."""
+    """What `show` returns: a state [K, V] as the kernel loads it, and the number of wrong entries at other sizes."""
 
     tile: tuple[int, int]
     """BK, BV."""
@@ -197,7 +197,7 @@ class Shown(Measured):
     mask: Tensor | None
     """The entries that the mask keeps, over whole tiles, including entries beyond K and V."""
     counts: Tensor | None
-    """The law at every size from K, V = 1 to `MOST`."""
+    """The law at every size from K, V = 1 to `MOST`, [MOST, MOST]; None if the kernel does not compile."""
     dr: float
     """Relative L2 error of the first token's dr."""
 
@@ -210,7 +210,7 @@ def show(
     BV: Annotated[int, (16, 32, 64, 128)] = 32,
     transposed: bool = True,
 ) -> Shown:
-    """Count the wrong entries of one state [K, V] in tiles BK x BV, with the kernel if this process can run it."""
+    """Return the number of wrong entries of a state [K, V] loaded in tiles BK x BV beside the law, and dr's error."""
     (device, backend), x, tile = kernel_place(), inputs(K, V, T=1), (BK, BV)
     state, predicted = x["initial_state"][0, 0], law(K, V, BK, BV) if transposed else 0
     what, refused = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries", "does not compile"
@@ -235,7 +235,7 @@ def _counts(B: int, transposed: bool) -> Tensor:
 
 
 def reproduce() -> list[Row]:
-    """Return the number of wrong entries by K and V, in tiles of 32 x 32; `compile_table` has the rest of the story."""
+    """Return rows on the number of wrong entries by K and V, in tiles of 32 x 32. See also `compile_table`."""
     rows = []
     for (K, V), recorded in STORY.items():
         (row,) = show(K=K, V=V).rows

@@ -1,9 +1,9 @@
-"""The kernel of the transposed mask: right and faulty differ in one line.
+"""The kernel of the transposed mask. Its faulty and its right form differ in one line.
 
 python -m flakit.cases.transposed_mask.kernel_triton 32x32 16x64   (BK x BV)
 
-compiles both for other GPUs and prints the results as JSON. A process compiles or interprets, never
-both, so `transposed_mask.compile_table` starts this module in a process of its own.
+compiles both forms for other GPUs and prints the results as JSON. A process compiles or interprets, never both, so
+`transposed_mask.compile_table` starts this module in a process of its own.
 """
 
 import json
@@ -24,10 +24,8 @@ def read_grads_kernel(
     k, v, w, do, initial_state, dr, seen, scale, T, K, V,
     BK: tl.constexpr, BV: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """dr_t = scale * S_{t-1} do_t, this block of V's share of it; S <- diag(e^{w_t}) S + k_t v_t^T.
-
-    In registers: S as a tile [BV, BK], values down, keys across. What was loaded of the initial state goes to `seen`.
-    """
+    """dr_t = scale * S_{t-1} do_t, the part from this block of V; S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S as
+    a tile [BV, BK], values down, keys across. `seen` receives the initial state as it was loaded."""
     i_k, i_v, i_bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -53,10 +51,8 @@ def read_grads_kernel(
 def read_grads(
     k: Tensor, v: Tensor, w: Tensor, do: Tensor, initial_state: Tensor, scale: float, BK: int, BV: int, transposed: bool
 ) -> tuple[Tensor, Tensor]:
-    """dr without the bonus's share, and the initial state as the kernel saw it. Heads first: [BH, T, K], [BH, K, V].
-
-    Raises `DoesNotCompile` where mask and tile do not fit.
-    """
+    """Return dr without the bonus's part, [BH, T, K], and the initial state as the kernel loaded it, [BH, K, V]. Inputs
+    are heads first: k, w [BH, T, K], v, do [BH, T, V]. Raises `DoesNotCompile` if mask and tile do not fit."""
     (BH, T, K), V = k.shape, v.shape[-1]
     NK, NV = triton.cdiv(K, BK), triton.cdiv(V, BV)
     # The faulty mask reads beyond the last state: there is memory of ours, not of somebody else.
@@ -77,7 +73,7 @@ def read_grads(
 
 
 def compile_error(BK: int, BV: int, transposed: bool, capability: int) -> str | None:
-    """Compile for a compute capability (80: A100, 90: H100 and H200): what the compiler says if it fails, else None."""
+    """Compile for a compute capability (80: A100, 90: H100, H200). Return the compiler's error; None if it succeeds."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError

@@ -1,4 +1,4 @@
-"""The entries of a state that a mask keeps, by tile, and the number of wrong ones at every size."""
+"""The picture of `transposed_mask`: the state's entries that the mask keeps, by tile, and wrong ones at every size."""
 
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
@@ -170,7 +170,7 @@ class Picture(Drawing):
         return WORDS.say("entry", k=k, v=v, seen=seen, mirror=mirror)
 
     def beside(self, shown: Shown, cell: Cell) -> list[tuple[str, int, int]]:
-        """Return the entry that the transposed mask tests."""
+        """Return, to be marked beside the cell, the entry that the transposed mask tests for it."""
         if cell.map != "state" or shown.seen is None or not shown.transposed:
             return []
         return [("state", *_mirror(shown, cell))]
@@ -181,13 +181,13 @@ def _missing(shown: Shown) -> np.ndarray:
 
 
 def _mirror(shown: Shown, cell: Cell) -> tuple[int, int]:
-    """Return the position in the same square tile with row and column exchanged."""
+    """Return the (row, column) in the same square tile with row and column exchanged."""
     y, x = cell.row % shown.tile[0], cell.column % shown.tile[1]
     return cell.row - y + x, cell.column - x + y
 
 
 def _grid(rows: int, columns: int, BK: int, BV: int) -> tuple[list[float], list[float]]:
-    """Return the inner edges of the tiles as one line with gaps."""
+    """Return the x and y of one line that draws the inner edges of the tiles, with NaN between edges."""
     gap = [np.nan]
     across = [(y - 0.5) for y in range(BK, rows, BK)]
     down = [(x - 0.5) for x in range(BV, columns, BV)]

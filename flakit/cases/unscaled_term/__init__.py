@@ -33,13 +33,13 @@ WAYS = ("ignores what arrives", "multiplies by what arrives", "a term of the los
 
 
 def pull(logits: Tensor) -> Tensor:
-    """Return the term's gradient: at every token's largest logit, FACTOR * logit / number of tokens; 0 elsewhere."""
+    """Return the term's gradient [..., V]: FACTOR * logit / number of tokens at each token's largest logit, else 0."""
     largest, at = logits.max(-1, keepdim=True)
     return torch.zeros_like(logits).scatter_(-1, at, largest * FACTOR / largest.numel())
 
 
 class Wrapped(torch.autograd.Function):
-    """Returns the loss unchanged and adds the term in the backward. ignores: ignore the incoming gradient."""
+    """Return the loss unchanged; in the backward pass add the term's gradient, unscaled if `ignores` (the fault)."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, logits: Tensor, ignores: bool) -> Tensor:
@@ -54,7 +54,7 @@ class Wrapped(torch.autograd.Function):
 
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
-    """Return the loss with the term, in one of `WAYS`. logits: the loss's, [..., V]. ValueError for an unknown way."""
+    """Return the loss with the term in one of `WAYS`; logits: its own, [..., V]. Raises ValueError for other ways."""
     one_of("way", way, WAYS)
     if way == WAYS[2]:
         return loss + FACTOR / 2 * logits.amax(-1).square().mean()
@@ -62,7 +62,7 @@ def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
 
 
 def law(scale: float, way: str = WAYS[0]) -> float:
-    """Predict the fraction of the term that remains if the loss is multiplied by `scale`.
+    """Predict the fraction of the term that remains if the loss is multiplied by `scale`; way: one of `WAYS`.
 
     >>> law(1.0), law(1 / 8), law(65536.0, "multiplies by what arrives")
     (1.0, 8.0, 1.0)
@@ -72,7 +72,7 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The largest logit of each token, [T], and parts of its gradient, divided by the scale."""
+    """What `show` returns: each token's largest logit, [T], and the parts of its gradient, divided by the scale."""
 
     largest: Tensor
     alone: Tensor
@@ -89,7 +89,7 @@ class Shown(Measured):
 def show(
     *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
 ) -> Shown:
-    """Return the fraction of the term that remains after one scale of the loss is divided out, in float64."""
+    """Return the fraction of the term that remains after the loss is scaled and its gradient divided, in float64."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(T, VOCAB, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(VOCAB, (T,), generator=generator)
@@ -108,5 +108,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows for no scale, eight micro-batches, a weight and a loss scaler, in every way."""
+    """Return rows for no scale, eight micro-batches, a weight and a loss scaler, in each of `WAYS`."""
     return [row for way in WAYS for scale in (1.0, 1 / 8, 0.1, 2.0**16) for row in show(scale=scale, way=way).rows]

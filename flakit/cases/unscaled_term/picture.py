@@ -1,4 +1,4 @@
-"""The term's part of the gradient of each token's largest logit, actual and right."""
+"""The picture of `unscaled_term`: the term's part, actual and right, of the gradient of each token's largest logit."""
 
 import numpy as np
 

@@ -24,13 +24,13 @@ from ..knobs import Range
 from ..laws import Measured, Row
 
 CHANNELS = 16
-"""Channels of keys and of the layer's inputs: dW is [16, 16]."""
+"""Channels of the keys, and of the inputs x of the layer that computes them: dW is [16, 16]."""
 MEMORY = ("zeros", "an earlier tensor", "NaN")
 """Possible contents of a result's memory before it is written."""
 
 
 def written(tokens: int, seed: int = 0) -> Tensor:
-    """Compute dk of RWKV6, [tokens, CHANNELS]: the rows that a kernel writes."""
+    """Return dk of RWKV6 for random packed inputs, [tokens, CHANNELS]: the rows that a kernel writes."""
     x = inputs("rwkv6", T=tokens, H=1, K=CHANNELS, decay=-0.5, seed=seed, cu_seqlens=[0, tokens // 3, tokens])
     return evaluate("rwkv6", x, grad_seed=seed)["dk"][0, :, 0]
 
@@ -40,7 +40,7 @@ def run(
 ) -> Tensor:
     """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents.
 
-    memory: one of `MEMORY`, ValueError for others; times: the earlier tensor's RMS, in units of dk's. zeroed: the cure.
+    memory: one of `MEMORY`; ValueError for others. times: the earlier tensor's RMS relative to dk's. zeroed: the cure.
     """
     one_of("memory", memory, MEMORY)
     behind = torch.zeros(padding, CHANNELS)
@@ -52,7 +52,7 @@ def run(
 
 
 def weight_gradient(dk: Tensor, seed: int = 0) -> Tensor:
-    """Compute dW = x^T dk of the layer that computed the keys, over all rows; x [rows, CHANNELS] is normal."""
+    """Return dW = x^T dk of the layer that computed the keys, over all rows of dk; x [rows, CHANNELS] is random."""
     return torch.randn(len(dk), CHANNELS, generator=_generator(seed)).double().T @ dk.double()
 
 
@@ -75,7 +75,7 @@ def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> f
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The returned dk, and the weight's gradient from it."""
+    """What `show` returns: dk with the padding rows, and the weight's gradient dW from it."""
 
     dk: Tensor
     """[rows, CHANNELS]"""
@@ -90,7 +90,7 @@ class Shown(Measured):
 
     @property
     def lost(self) -> Tensor:
-        """The unwritten elements of dk that are not 0, boolean [rows, CHANNELS]."""
+        """Which elements of dk are unwritten and not 0, boolean [rows, CHANNELS]."""
         return (torch.arange(len(self.dk)) >= self.tokens)[:, None] & (self.dk != 0)
 
 
@@ -103,7 +103,7 @@ def show(
     zeroed: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement for packed sequences with padding, by the previous contents of the memory."""
+    """Return the error of dW beside the law, by the previous contents of the padding rows' memory. zeroed: the cure."""
     dk = written(tokens, seed)
     back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
     right = torch.cat((dk, torch.zeros(padding, CHANNELS)))
@@ -115,7 +115,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the error of a weight's gradient by the previous contents of the memory, and with the cure."""
+    """Return rows on the error of a weight's gradient by the memory's previous contents, and with the cure."""
     rows = [row for memory in MEMORY for row in show(memory=memory).rows]
     for tokens, padding, times in ((400, 112, 1.0), (100, 28, 100.0)):
         rows += show(tokens=tokens, padding=padding, times=times).rows

@@ -1,4 +1,4 @@
-"""The returned dk by token; below, the right weight gradient and the actual one."""
+"""The picture of `unwritten_rows`: dk by row of the batch; below, the right weight gradient and the actual one."""
 
 from ...figures.canvas import Canvas, Cell
 from ...figures.drawing import Drawing

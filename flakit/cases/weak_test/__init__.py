@@ -36,7 +36,7 @@ SIGMOID_SQUARED = 0.2934
 
 
 def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int = 0) -> dict[str, Tensor]:
-    """Draw RWKV7 inputs. fast: the test's log decays, uniform in [-8, -6]; otherwise the model's."""
+    """Draw RWKV7 inputs, float64, B = 1. fast: the test's log decays, uniform in [-8, -6]; otherwise the model's."""
     decay = None
     if fast:
         decay = torch.from_numpy(np.random.default_rng([seed, 1000]).uniform(-8, -6, (1, T, H, K)))
@@ -44,7 +44,8 @@ def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int
 
 
 def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
-    """Return o [B, T, H, V] of an operator that sees only the current token and the keep - 1 before it."""
+    """Return o [B, T, H, V] of RWKV7 from the last `keep` tokens alone, the current one included. Raises ValueError for
+    keep < 1."""
     if keep < 1:
         raise ValueError(f"keep: expected at least 1 token, got {keep}")
     B, T = inputs["r"].shape[:2]
@@ -60,7 +61,7 @@ def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor
     """Return each output's contribution from 0, 1, 2, … steps back, [B, T - steps, H, V] each, for t >= steps.
 
     o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T, computed from t
-    back to j. A forgetful operator has only the first of these.
+    back to j. A `forgetful` operator has only the first of these. tokens: the largest length of the list.
     """
     x, parts = inputs["r"], []
     for _ in range(min(tokens, x.shape[1])):
@@ -71,12 +72,12 @@ def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor
 
 
 def law(keep: int = 3, K: int = 32) -> float:
-    """Predict the error of keeping `keep` tokens if the decays leave nothing of older ones."""
+    """Predict the relative L2 error of o from `forgetful`, if the decays leave nothing of older tokens."""
     return (SIGMOID_SQUARED / K) ** (keep / 2)
 
 
 def resetting(inputs: Mapping[str, Tensor], every: int = 64) -> Tensor:
-    """Return o [B, T, H, V] of an operator that resets its state every so many tokens."""
+    """Return o [B, T, H, V] of RWKV7 with its state reset every `every` tokens. Raises ValueError for every < 1."""
     if every < 1:
         raise ValueError(f"every: expected at least 1 token, got {every}")
     T = inputs["r"].shape[1]
@@ -85,11 +86,11 @@ def resetting(inputs: Mapping[str, Tensor], every: int = 64) -> Tensor:
 
 
 def reset_law(w: Tensor, every: int = 64) -> float:
-    """Predict the error of `resetting` from the decays w [B, T, H, K] alone, with other inputs as in the model.
+    """Predict the relative L2 error of o from `resetting`, from the log decays w [B, T, H, K] alone.
 
-    E_k is the variance of a row of the state. A token adds 1 and multiplies by diag(e^w) + b a^T, a of random
-    direction, which leaves (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2 sum_j E_j. The lost part decays in
-    the same way.
+    Other inputs are as in the model. E_k is the variance of a row of the state. A token adds 1 and multiplies by
+    diag(e^w) + b a^T, a of random direction, which leaves (e^{2w} - 2 e^w E[sigmoid] / K) E_k + E[sigmoid^2] / K^2
+    sum_j E_j. The lost part decays in the same way.
     """
     decay, K = w.double().exp(), w.shape[-1]
     full = lost = torch.zeros_like(decay[:, 0])
@@ -107,18 +108,18 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """Contributions to o by distance, and a forgetful operator's error, with the test's decays and with the model's."""
+    """What `show` returns, with the test's decays and with the model's: contributions to o by distance, and errors."""
 
     keep: int
     seen: tuple[Tensor, Tensor]
     """The norm of the contribution from each number of tokens back, [tokens], relative to o's."""
     off: tuple[float, float]
-    """The relative L2 error of the operator that keeps `keep` tokens."""
+    """The relative L2 error of o from `forgetful` with `keep` tokens."""
 
 
 @lru_cache(maxsize=4)
 def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Draw inputs with the test's decays and the model's, as a batch. Return them, their o, and `Shown.seen`."""
+    """Draw inputs with the test's and the model's decays as a batch of two. Return them, their o, and `Shown.seen`."""
     both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
     x = {name: torch.cat([each[name] for each in both]) for name in both[0]}
     o = reference.forward(**x)[0]
@@ -133,7 +134,7 @@ def show(
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of keeping `keep` tokens, by the test's and the model's decays, and whether 0.005 accepts it."""
+    """Return the error of keeping `keep` tokens beside the law, for both decays, and whether 0.005 accepts it."""
     x, o, seen = _drawn(K, T, seed)
     fast, real = (relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     predicted = law(keep, K)
@@ -149,7 +150,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the test's verdict on operators that keep one, two and three tokens, and on one that resets its state."""
+    """Return rows on the test's verdict for operators that keep 1, 2 and 3 tokens, and for one with a reset state."""
     rows = [row for keep in (1, 2, 3) for row in show(keep=keep).rows]
     for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Contributions to an output by distance, with the test's decays and the model's, and the part that is forgotten."""
+"""The picture of `weak_test`: contributions to an output by distance, for both decays, and what is forgotten of
+them."""
 
 import numpy as np
 

@@ -23,16 +23,16 @@ from ..laws import LN_MAX, Measured, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
-    """Return the row that each head uses as its anchor, [H, K], from cumulative log decays g [block, H, K]."""
+    """Return each head's anchor row, [H, K], from cumulative log decays g [block, H, K]; wrong: the faulty address."""
     block, H, K = g.shape
     middle = block // 2
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
 
 
 def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str = "torch") -> Tensor:
-    """Compute A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K].
+    """Return A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K], w natural log.
 
-    backend: "triton" for the kernel, on a GPU or interpreted, in float32; "torch" for its twin.
+    wrong: use the faulty anchor. backend: "triton" for the kernel, on a GPU or interpreted, in float32; or "torch".
     """
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
@@ -45,7 +45,7 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str 
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    """Compute the same in float64, from the difference of each pair."""
+    """Return the same scores in float64, each pair's decay from its own difference, without an anchor."""
     q, k, g = q.double(), k.double(), w.double().cumsum(0)
     return torch.einsum("ihc,jhc,ijhc->hij", q, k, (g[:, None] - g[None]).clamp(max=0).exp()).tril()
 
@@ -58,7 +58,7 @@ def law(w: Tensor, *, wrong: bool = True) -> float:
 
 
 def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: str = "torch") -> float:
-    """Measure the counterpart of `law`, in float32 with operands of size 1."""
+    """Measure what `law` predicts, in float32 with q = k = 1: the factor on w from which a score is not finite."""
     ones = torch.ones_like(w)
 
     def finite(factor: float) -> dict[str, bool]:
@@ -69,19 +69,19 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
 
 @functools.lru_cache(maxsize=2)
 def _begins(H: int, block: int, spread: float, wrong: bool) -> float:
-    """Return the onset for `decays`, with the kernel if this process can run it; it does not depend on w."""
+    """Return the onset for `decays`, from the kernel if this process can run it. It is the same for every w."""
     device, backend = kernel_place()
     return onset(decays(block, H, spread=spread).to(device), wrong=wrong, backend=backend)
 
 
 def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> Tensor:
-    """Return log decays [block, H, K] of -1, stronger by `spread` for each further head."""
+    """Return natural-log decays [block, H, K]: -(1 + h * spread) at every token of head h."""
     return -(1 + spread * torch.arange(H, dtype=torch.float32)).view(1, H, 1).expand(block, H, K).contiguous()
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """The results with one anchor."""
+    """The exponents and scores that result from one anchor, the wrong or the right one."""
 
     rows: list[tuple[int, int]]
     """The token and the head of the row that each head uses as its anchor."""
@@ -97,7 +97,7 @@ class Anchored:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """One block at one decay."""
+    """What `show` returns: one block at one decay, with the wrong and with the right anchor."""
 
     K: int
     g: Tensor
@@ -105,7 +105,7 @@ class Shown(Measured):
     wrong: Anchored
     right: Anchored
     exact: Tensor
-    """A in float64, from the difference of each pair."""
+    """A [H, block, block] in float64, from the exact difference of each pair."""
     head: int
     """The head with the largest exponents for the wrong anchor."""
     off: float
@@ -121,9 +121,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w.
-
-    ValueError for fewer than 1 head or 2 rows.
-    """
+    Raises ValueError for fewer than 1 head or 2 rows."""
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()
@@ -151,5 +149,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows for one head, and for several with equal and different decays."""
+    """Return rows for one head, and for four heads with equal and with different decays."""
     return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in show(H=H, spread=spread).rows]

@@ -1,4 +1,5 @@
-"""The anchor's address in memory, the resulting exponents, and the scores with both anchors."""
+"""The picture of `wrong_head_anchor`: the anchor's address in memory, the exponents and the scores with both
+anchors."""
 
 import numpy as np
 import torch

@@ -1,7 +1,7 @@
 """A key of hardly anything, brought to length one: the shorter it is, the larger its gradient, up to 1 / ε.
 
-A delta rule needs keys of unit length, which k / max(|k|, ε) gives. Its derivative along the key is 0, and across it
-1 / max(|k|, ε): a small key rotates far for a small step. So a token with a key close to zero, such as padding or an
+A delta rule needs keys of unit length, which k / max(|k|, ε) gives. Its derivative along the key is 0, and across it 1
+/ max(|k|, ε): a small key rotates far for a small step. So a token with a key close to zero, such as padding or an
 untrained embedding, gets the largest gradient of all.
 
 Commonly assumed: ε only prevents a division by zero. As measured: at |k| = 0 the gradient depends on ε alone. With
@@ -30,18 +30,18 @@ from ..laws import Measured, Row
 T, K, TOKEN = 24, 16, 9
 """Tokens of one head, channels of a key, and the token with the short key; the others have length 4."""
 WAYS = ("max(|k|, ε)", "√(|k|² + ε)")
-"""The divisor of a key: in torch.nn.functional.normalize, and in kernels of delta rules."""
+"""The divisors of a key: that of torch.nn.functional.normalize, and that of kernels of delta rules."""
 
 
 def lengths(k: Tensor, way: str, eps: float) -> Tensor:
-    """Return the divisor of each key [..., K], [..., 1]. ValueError for an unknown way."""
+    """Return the divisor of each key k [..., K], [..., 1]; way: one of `WAYS`. Raises ValueError for another."""
     one_of("way", way, WAYS)
     squares = k.square().sum(-1, keepdim=True)
     return (squares + eps).sqrt() if way == WAYS[1] else k.norm(dim=-1, keepdim=True).clamp_min(eps)
 
 
 def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
-    """Predict the factor on the gradient of a key of this length, across the key.
+    """Predict by what the normalisation multiplies a key's gradient across the key. length: |k|; way: of `WAYS`.
 
     >>> f"{law(0.5):.4g}, {law(1e-9):.4g}, {law(0.0):.4g}, {law(0.0, '√(|k|² + ε)', 1e-6):.4g}"
     '2, 1e+09, 1e+12, 1000'
@@ -51,7 +51,7 @@ def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The gradients of the unit keys (`arrives`) and of the keys (`leaves`), [T, K] each, and the short key."""
+    """What `show` returns: gradients of the unit keys (`arrives`) and of the keys (`leaves`), [T, K] each."""
 
     arrives: Tensor
     leaves: Tensor
@@ -59,11 +59,11 @@ class Shown(Measured):
     way: str
     eps: float
     factor: float
-    """The factor on the short key's gradient, across the key."""
+    """By what the normalisation multiplies the short key's gradient across the key."""
 
     @property
     def share(self) -> float:
-        """The other tokens' fraction of the norm of all keys' gradients, which clipping leaves them."""
+        """The part of the norm of all keys' gradients that is not the short key's: what clipping leaves the others."""
         norms = self.leaves.norm(dim=-1)
         others = norms[torch.arange(T) != TOKEN].norm()
         return (others / norms.norm()).item()
@@ -76,7 +76,7 @@ def show(
     eps: Annotated[float, Range(1e-12, 1.0, log=True)] = 1e-12,
     seed: int = 0,
 ) -> Shown:
-    """Return the factor on a short key's gradient in the normalisation, in DeltaNet in float64."""
+    """Return by what normalisation multiplies the gradient of a short key, in DeltaNet in float64, beside the law."""
     x = inputs("delta_rule", T=T, H=1, K=K, dtype=torch.float64, seed=seed)
     do, _ = cotangents("delta_rule", x, grad_seed=seed)
     keys = math.sqrt(K) * x["k"]
@@ -93,7 +93,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return both ways for keys of several lengths, and a larger ε that bounds the gradient."""
+    """Return rows on both of `WAYS` for keys of several lengths, and on a larger ε, which bounds the gradient."""
     rows = [row for length in (1.0, 1e-4, 1e-9, 1e-14) for row in show(length=length).rows]
     rows += [row for length in (1.0, 1e-4, 1e-14) for row in show(length=length, way=WAYS[1], eps=1e-6).rows]
     return rows + show(length=1e-14, eps=0.1).rows

@@ -1,4 +1,4 @@
-"""The norm of each token's gradient before and after the normalisation of its key, and their ratio."""
+"""The picture of `zero_key`: the norm of each token's gradient before and after its key's normalisation."""
 
 import numpy as np
 
@@ -87,6 +87,6 @@ def _sizes(shown: Shown) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _large(shown: Shown) -> bool:
-    """Whether the short key's gradient is far larger than all others."""
+    """Return whether the short key's gradient is more than 100 times the largest of all others."""
     _, leaves = _sizes(shown)
     return bool(leaves[TOKEN] > _FAR * np.delete(leaves, TOKEN).max())
