@@ -325,9 +325,6 @@ def contained(x: Examiner, setting: Setting) -> Finding:
     return Finding(setting, "non-finite" if outside else "fine", "o", outside, 0.0, words)
 
 
-# --- checks that compare several calls -------------------------------------------------------------------------------
-
-
 ORDERED = 8
 """By how many spacings of the dtype results may move when heads, and with them sums, change places."""
 

@@ -212,9 +212,6 @@ def compare(
     return Comparison(errors, whole, chosen.cpu(), float(tolerance), dtype, skipped)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
-
-
 def _module(name: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name}: expected a torch.nn.Module, got {shown(model)}")
@@ -301,9 +298,6 @@ def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:

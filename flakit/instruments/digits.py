@@ -358,8 +358,6 @@ class Digits(Report):
                 best[key] = line
         return best
 
-    # --- plain data ---------------------------------------------------------------------------------------------------
-
     def to_dict(self) -> dict:
         """Return plain lists, numbers and strings; an output refers to its line by position in "lines"."""
         return {
@@ -402,8 +400,6 @@ class Digits(Report):
             rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
             digits.outputs.append(Output(**rest, store=_place(x["store"]) if x.get("store") else None))
         return digits
-
-    # --- words --------------------------------------------------------------------------------------------------------
 
     def __rich__(self) -> Group:
         with speaking(ENGLISH):

@@ -135,7 +135,7 @@ class _Record:
 
 
 class TileRounding:
-    """Perturbs the results of interpreted kernels, as the observer of a `trace_triton.InterpreterWatch`."""
+    """Multiplies the results of interpreted kernels by random roundings, as the observer of an `InterpreterWatch`."""
 
     def __init__(self, record: _Record):
         self.record = record
@@ -184,7 +184,7 @@ class TileRounding:
 
 
 class TorchRounding:
-    """Perturbs the results of PyTorch's operations, as the observer of a `TorchWatch`."""
+    """Multiplies the results of PyTorch's operations by random roundings, as the observer of a `TorchWatch`."""
 
     def __init__(self, record: _Record):
         self.record = record

@@ -116,8 +116,6 @@ class Ledger:
             self.digits.lines.append(Line(place, operation, dtype))
         return at, self.digits.lines[at]
 
-    # --- operations without a measured error --------------------------------------------------------------------------
-
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
         """Return a shadow restarted from the computed values, after an operation that none follows. why: for
         reports."""
@@ -132,8 +130,6 @@ class Ledger:
             return
         _, line = self.line(where, operation, dtype)
         line.otherwise += int(other.sum())
-
-    # --- operations with a measured error -----------------------------------------------------------------------------
 
     def carried(self, where: tuple, operation: str, dtype: str, x: np.ndarray, shadow: Shadow, program=None) -> Shadow:
         """Record an operation that moves values without computing (load, store, where, reshape); return its shadow."""

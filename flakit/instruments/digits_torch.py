@@ -155,8 +155,6 @@ class TorchDigits:
         self.digits, self.ledger, self.memory = digits, ledger, memory
         self._ran = 0
 
-    # --- one operation ------------------------------------------------------------------------------------------------
-
     def before(self, func, operands: Sequence[Tensor]) -> list[tuple[np.ndarray, Shadow]]:
         """Return an operation's operands as they are before it, with their shadows."""
         followed, changes = [], func._schema.is_mutable
@@ -348,8 +346,6 @@ class TorchDigits:
     @staticmethod
     def _view(x: Tensor) -> tuple:
         return tuple(x.shape), x.stride(), x.storage_offset()
-
-    # --- results ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
         """Compare every tensor that was computed and never used, a result of PyTorch code, with its shadow."""

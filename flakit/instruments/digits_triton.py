@@ -62,8 +62,6 @@ class TileDigits:
         self._tensors: dict[int, tuple[str, torch.Tensor, StoredShadow]] = {}
         self._stored: dict[int, None] = {}  # storages, in the order in which they were first written
 
-    # --- a tile's shadow ----------------------------------------------------------------------------------------------
-
     def _values(self, handle) -> Any:
         """Return the numbers of a float tile; None for anything else."""
         return self.watch._values(handle)
@@ -97,8 +95,6 @@ class TileDigits:
         `Ledger.computed`."""
         where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
         out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self.watch.program, kind)
-
-    # --- operations ---------------------------------------------------------------------------------------------------
 
     def moved(self, kind: str, original, builder, args, out) -> None:
         if self._values(out) is None:
@@ -268,8 +264,6 @@ class TileDigits:
                 self._anew(operation, out, "its function has no float64 form")
             else:
                 self._record(operation, out, exact[n].reshape(x.shape), pairs, anywhere)
-
-    # --- memory -------------------------------------------------------------------------------------------------------
 
     def given(self, name: str, x: torch.Tensor, on_device: bool) -> None:
         """Register an argument of the kernel that begins. on_device: it is a copy of a GPU's tensor."""

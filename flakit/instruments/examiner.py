@@ -58,8 +58,6 @@ class Examiner:
         """The names of the 16-bit dtypes that the subject supports."""
         return [name for name in ("bfloat16", "float16") if self.supports[name] is None]
 
-    # --- running -----------------------------------------------------------------------------------------------------
-
     def run(self, setting: Setting, *, prepare: Prepare | None = None, device: str | None = None) -> Ran:
         """Return the outputs and, if the subject has a backward pass, the gradients at a setting; see `Runner.run`."""
         return self.runner.run(setting, backward=self.learnt.backward, prepare=prepare, device=device)
@@ -78,8 +76,6 @@ class Examiner:
     def close(self) -> None:
         """End the processes that runs over ranks started."""
         self.runner.close()
-
-    # --- judging -----------------------------------------------------------------------------------------------------
 
     @property
     def allowances(self) -> dict[str, float]:

@@ -103,8 +103,8 @@ def worst_of(results: Sequence[Finding]) -> Finding:
 def _against_budget(
     op: Operator, name: str, got: Tensor, truth: Truth, setting: Setting, allowance: float, *, measured: bool
 ) -> Finding:
-    """Compare a tensor with its error budget. measured: measure its unit (see `budget.py`) before it counts as
-    wrong."""
+    """Compare one tensor with its error budget; measured: first measure its sensitivity (`Truth.units`) if it exceeds
+    it."""
     true, n = truth.values[name], setting.tokens + setting.K + setting.V
     shared = name[1:] in op.tensors and name[1:] not in op.sequences
     rounding = budget(setting.torch_dtype, n, truth.total, setting.B * setting.tokens if shared else 0)

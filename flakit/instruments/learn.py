@@ -111,9 +111,6 @@ def learn(runner: Runner, seed: int = 0) -> Learnt:
     return learnt
 
 
-# --- what the subject supports ---------------------------------------------------------------------------------------
-
-
 def _plainest(runner: Runner, learnt: Learnt, seed: int) -> None:
     refusals = []
     for setting in PLAIN:
@@ -231,9 +228,6 @@ def _backward(runner: Runner, learnt: Learnt) -> str | None:
         elif any(y is not None for name, y in ran.values.items() if name not in learnt.op.outputs):
             return None
     return None if crashes else why
-
-
-# --- what it gets wrong at the plainest calls ------------------------------------------------------------------------
 
 
 def _default_power(runner: Runner, learnt: Learnt) -> float | None:

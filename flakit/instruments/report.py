@@ -144,8 +144,6 @@ def as_json(audit) -> str:
     return json.dumps(as_dict(audit), indent=1)
 
 
-# --- the page -------------------------------------------------------------------------------------------------------
-
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d1d1d; max-width: 1060px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.4em } h2 { font-size: 1.15em; margin-top: 2em }

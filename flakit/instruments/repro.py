@@ -172,7 +172,7 @@ def _slices(s: Setting, device: str) -> Iterator[str]:
 
 
 def _shape(op: Operator, name: str, s: Setting, N: str = "") -> str:
-    """Return a tensor's axes as source text, by their names in `_inputs`. N: the number of states, if it is not B."""
+    """Return a tensor's shape as source text of the script, "B, T, H, K". N: the number of states, if it is not B."""
     N = N or ("B" if s.lengths is None else str(len(s.lengths)))
     groups = "H" if s.groups == 1 else f"{s.groups} * H"
     names = {"HQ": groups, "HV": groups, "N": N, "V": "K" if s.K == s.V else "V"}

@@ -128,10 +128,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tile:
-    """A non-finite tile: a block of a program, or a whole tensor of PyTorch (program None).
-
-    lanes: 0 for finite, 1 for infinite, 2 for NaN, in the tile's shape; None if only the first bad lane is known.
-    """
+    """A tile with non-finite values: a block of a Triton program, or a whole tensor of PyTorch (program None). index:
+    the first bad lane. lanes: 0 for finite, 1 for infinite, 2 for NaN, in the tile's shape; None if unknown."""
 
     program: tuple[int, ...] | None
     shape: tuple[int, ...]
@@ -168,11 +166,11 @@ class Tile:
 
 @dataclass(eq=False)
 class Site:
-    """An operation at a place, with its first bad tile and counts over all tiles.
+    """An operation at one place whose results are not finite: its first such tile, and counts over all tiles.
 
     order: its rank in time among all sites. into: the argument that a store writes or a load reads, "" for others.
-    masked: the places at which bad lanes of this site were dropped (by `tl.where`, by the mask of a store, by a
-        minimum …), and how many.
+    masked: the places at which bad lanes of this site were dropped (by `tl.where`, by the mask of a store, by a minimum
+        …), and how many. parents, children: the sites that its bad values come from and reach.
     """
 
     place: Place
@@ -227,7 +225,7 @@ class Site:
 
     @property
     def fate(self) -> str:
-        """A sentence on the stores that its bad values reach, and on the places where they are masked."""
+        """A sentence on the stores that the site's bad values reach, and on the places where they are masked."""
         reached = [f"{site.into or 'memory'} ({site.place.short})" for site in self.stores]
         gone = [f"{place.short} ({by}, {lanes} lanes)" for (place, by), lanes in self.dropped.items()]
         if reached:

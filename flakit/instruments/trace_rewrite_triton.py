@@ -44,7 +44,7 @@ MOST_CHECKS = 32
 
 @triton.jit
 def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """Report in `seen` where the float tile x is NaN or +inf; compiles to nothing for anything else."""
+    """Report in the buffer `seen` where the float tile x is NaN or +inf; compiles to nothing for anything else."""
     if isinstance(x, tl.tensor):
         if x.dtype.is_floating():
             leave_note(x, seen, SITE, SITES)
@@ -65,7 +65,7 @@ def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr)
 
 @triton.jit
 def lanes(x):
-    """The index of each element of a tile, in its shape."""
+    """Return the flat index of each element of a tile, in the tile's shape."""
     if len(x.shape) == 1:
         return tl.arange(0, x.shape[0])
     elif len(x.shape) == 2:
@@ -218,8 +218,6 @@ class _Watch(ast.NodeTransformer):
             return ast.Pass()
         return ast.parse(f"{function}({', '.join(arguments)}, {SEEN}, {site}, flakit_sites)").body[0]
 
-    # --- expressions: loads and the like get a name of their own
-
     def visit_IfExp(self, node):
         self.conditional += 1
         node = self.generic_visit(node)
@@ -269,8 +267,6 @@ class _Watch(ast.NodeTransformer):
                     if parameters:
                         return parameters
         return ()
-
-    # --- statements
 
     @_preceded
     def visit_Assign(self, node):

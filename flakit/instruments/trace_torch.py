@@ -98,8 +98,6 @@ class TorchWatch(TorchDispatchMode):
 
         return call
 
-    # --- the operations ---------------------------------------------------------------------------------------------
-
     def _made(
         self, name: str, func, operands: list[Tensor], before: list[bool] | None, x: Tensor, args, kwargs
     ) -> None:
@@ -154,8 +152,6 @@ class TorchWatch(TorchDispatchMode):
         whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
         here = [] if whole else self.memory.get(storage, [])
         self.memory[storage] = [*[s for s in here if s is not site], site]
-
-    # --- keeping ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[tuple, Place]:
         node = torch._C._current_autograd_node()

@@ -116,8 +116,6 @@ class InterpreterWatch:
         """The index in the grid of the program that is running."""
         return _plain(self.names.builder.grid_idx)
 
-    # --- taking hold ------------------------------------------------------------------------------------------------
-
     def install(self) -> None:
         Builder = self.names.Builder
         for name in dir(Builder):
@@ -189,8 +187,6 @@ class InterpreterWatch:
             return args_hst, kwargs_hst
 
         return on_host
-
-    # --- the operations ---------------------------------------------------------------------------------------------
 
     def _moving(self, original, kind: str):
         """Wrap an operation that moves values without computing: the result has the operand's site and argument."""
@@ -377,8 +373,6 @@ class InterpreterWatch:
         if lanes:
             site.masked[self._place()[1], operation] += lanes
 
-    # --- memory -----------------------------------------------------------------------------------------------------
-
     def _by_block(self, original):
         def through(builder, pointer, *args, **kwargs):
             outer = self._block_base
@@ -528,8 +522,6 @@ class InterpreterWatch:
                 reached = self.memory.setdefault(argument.storage_start, [])
                 if site not in reached:
                     reached.append(site)
-
-    # --- keeping ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[tuple, Place]:
         """Return the current place in the kernel: a key, and the `Place` with its callers."""

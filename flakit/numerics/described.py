@@ -422,8 +422,6 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
     raise ValueError(f"data: expected a file .pt, .safetensors or .npz, got {path}")
 
 
-# --- checks of a description -----------------------------------------------------------------------------------------
-
 TRIED: dict[str, Any] = {"B": 2, "T": 5, "H": 2, "K": 4, "V": 3}
 
 
@@ -499,9 +497,6 @@ def _check_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, who
                 f"forward: expected two halves with the state handed over to be the whole, got another {name}: is "
                 "initial_state used, and of the same layout as the final state?"
             )
-
-
-# --- descriptions in files -------------------------------------------------------------------------------------------
 
 
 def from_reference(spec: str) -> Operator:

@@ -46,7 +46,8 @@ def out_of_range(got: Tensor, truth: Tensor) -> Tensor:
 
 
 def compare(got: Tensor, truth: Tensor) -> Errors:
-    """Measure `got` against `truth` (any real dtypes, one shape, any device); the arithmetic is float64.
+    """Measure `got` against `truth` (real dtypes, one shape, any device) in float64; raises TypeError or ValueError if
+    not so.
 
     A truth of zeros is compared exactly: the relative errors are 0 or inf. Where the truth itself is infinite, the same
     infinity is correct and anything else is an infinite error; where it is NaN, the error counts as 0.

@@ -285,7 +285,7 @@ def known() -> dict[str, Operator]:
 
 
 def operator(op: str | Operator) -> Operator:
-    """Look an operator up by name, or describe the reference "file.py:function"; return an `Operator` unchanged."""
+    """Return the operator of a name or of a reference "file.py:function"; raises ValueError if there is none."""
     if isinstance(op, Operator):
         return op
     if isinstance(op, str) and ":" in op:

@@ -262,9 +262,6 @@ def _reported(progress: Callable | bool | None, total: int) -> Iterator[Callable
         yield lambda done, total: bar.update(task, completed=done)
 
 
-# --- subjects -------------------------------------------------------------------------------------------------------
-
-
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
     """Return the function of the settings that measures a subject: a `_Measure`, or the user's own. Raises TypeError if
     the subject is no function."""

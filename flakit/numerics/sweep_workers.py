@@ -45,9 +45,6 @@ def in_words(x: object):
     return x if isinstance(x, (int, float, str, bool, type(None))) else str(x).removeprefix("torch.")
 
 
-# --- the store ------------------------------------------------------------------------------------------------------
-
-
 def fingerprint(subject: Any, like: str | None, fixed: Mapping[str, object]) -> dict:
     """Return what a store and a sweep must share for stored results to be valid: name, source, fixed settings."""
     name = getattr(subject, "name", None) or getattr(subject, "__qualname__", None) or str(subject)
@@ -114,8 +111,6 @@ class Store:
 def _key(setting: Mapping[str, object]) -> str:
     return json.dumps(setting, sort_keys=True)
 
-
-# --- the workers ----------------------------------------------------------------------------------------------------
 
 _MEASURE: Callable | None = None
 

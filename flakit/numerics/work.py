@@ -37,7 +37,8 @@ class Work:
 
 
 def work(row: Mapping, what: str = "both") -> Work:
-    """Return the least work of a call.
+    """Return the least work of a call. row: its settings, as the module lists them. what: "forward", or "both" for a
+    backward, too.
 
     Bytes: every input is read once and every output written once; a backward reads the inputs again, reads do and
     writes a gradient for each; a decode also moves both states. Operations: the products of the recurrence with its
@@ -56,10 +57,10 @@ def work(row: Mapping, what: str = "both") -> Work:
 
 
 def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int = 4) -> int:
-    """Return the bytes of reading or writing each of the named tensors once; a name may occur several times.
+    """Return the bytes of reading or writing each of the named tensors of a call once; a name may occur several times.
 
     names: the operator's tensors and o, or "d" + name for a gradient, all in the row's dtype; "states" and "dstates"
-    are a state of every sequence and head, and its gradient, stored once every `every` tokens with itemsize bytes an
+    are a state of every sequence and head, and its gradient, stored once every `every` tokens, itemsize bytes an
     element.
     """
     op, size, item = operator(row["op"]), _size(row), getattr(torch, row["dtype"]).itemsize

@@ -72,7 +72,7 @@ def to_half(x):
 
 @gluon.jit
 def split(x):
-    """Split float32 x into high + low, two bfloat16 tiles."""
+    """Split float32 x into high + low, two bfloat16 tiles: 16 bits of mantissa."""
     high, rest = truncated(x)
     return high, to_bfloat16(rest)
 

@@ -114,7 +114,7 @@ def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD
 
 @triton.jit
 def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Load a chunk's rows of x and of y [rows, H, D], transposed, side by side, [BD, 2 C]."""
+    """Load a chunk's rows of x and of y [rows, H, D], head i_h, transposed, side by side, [BD, 2 C]."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     if x.dtype == y.dtype:
         b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
@@ -126,7 +126,7 @@ def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.con
 
 @triton.jit
 def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Store the left half of x [4, BD / 4, 2 C], transposed, to p and the right half to q."""
+    """Store the left half of x [4, BD / 4, 2 C], transposed, as a chunk's rows of p [rows, H, D], the right as q's."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     x = flat(x)
     if p.dtype == q.dtype:
@@ -144,8 +144,8 @@ def clamped_decay(b_w):
 
 @triton.jit
 def decays_to_ends(b_w, C: tl.constexpr):
-    """Return the log decays from the chunk's beginning to each read and from each key to its end, side by side,
-    [4, N, 2 C], and those of the whole chunk, [4 N]. b_w: finite, in bands."""
+    """Return log decays [4, N, 2 C], from the chunk's beginning to each read and, beside, from each key to the chunk's
+    end, and those of the whole chunk, [4 N]. b_w [4, N, C]: finite natural-log decays, in bands."""
     t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_i % C)[None, :]
     between = tl.where((o_i < C)[None, :], t < i, t > i)
@@ -154,7 +154,7 @@ def decays_to_ends(b_w, C: tl.constexpr):
 
 @triton.jit
 def total_decay(b_w, C: tl.constexpr):
-    """Return the log decay of a whole chunk, [4 N]. b_w: finite, in bands."""
+    """Return the log decay of a whole chunk, [4 N]. b_w [4, N, C]: finite natural-log decays, in bands."""
     total = tl.max(sums_along(b_w, per_band(tl.full([C, C], 1.0, tl.float32))), 2)
     return tl.reshape(total, (b_w.shape[0] * b_w.shape[1],))
 
@@ -216,8 +216,8 @@ class Parts:
         return self.packing.capacity(tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
-        """Return the arguments of `locate_program` for parts of so many tokens: T, then None or, packed, int32 tensors
-        [parts], [N + 1], [N + 1] and [N + 1]; then `more`."""
+        """Return the arguments of `locate_program` for pieces of so many tokens: T, sequence_of_part, parts_before,
+        cu_seqlens and chunks_before; unless packed, all but T are None. more: further arguments, appended."""
         if not self.packed:
             return self.T, None, None, None, None, *more
         self.packing.request(CHUNK)

@@ -110,8 +110,8 @@ def to_bfloat16(x):
 
 @triton.jit
 def _truncated(x):
-    """Return the first 8 mantissa bits of float32 x as bfloat16, and the rest of x. Truncating takes one instruction
-    and is exact: three parts hold all of x."""
+    """Return the first 8 mantissa bits of float32 x as bfloat16, and the rest of x in float32. Truncating takes one
+    instruction and is exact: three parts hold all of x."""
     bits = x.to(tl.int32, bitcast=True)
     high = (bits & -65536).to(tl.float32, bitcast=True)
     if INTERPRETED:
@@ -212,7 +212,7 @@ def sums(ones, b_w):
 
 @triton.jit
 def sums_of_columns(b_w, ones):
-    """Return b_w^T @ ones in float32, as `sums` does, of a 16-bit tile b_w."""
+    """Return b_w^T @ ones in float32, of a 16-bit tile b_w [C, D] and ones, 0 or 1, [C, N]; exact as `sums`."""
     ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(tl.trans(b_w), ones)
@@ -225,7 +225,8 @@ def sums_of_columns(b_w, ones):
 
 @triton.jit
 def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
-    """Return the sums of columns b_w @ ones, as `sums` does; of a float32 b_w two parts, or all three if ALL_BITS."""
+    """Return b_w @ ones in float32, for ones, 0 or 1, [C, N]. b_w [*, C]: if float32, all its bits or, without
+    ALL_BITS, 16."""
     ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(b_w, ones)

@@ -91,10 +91,8 @@ def weigh_(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
-    """Return A [..., C R, C Y], zero unless the key's token precedes the read's.
-
-    read [..., C R, K] has all leading axes; key [..., C Y, K] and the levels may have leading axes of size 1.
-    """
+    """Return the scores A [..., C R, C Y] of all pairs, zero unless the key's token precedes the read's. read [..., C
+    R, K] has all leading axes; key [..., C Y, K] and the levels may have leading axes of size 1."""
     A = read.new_zeros(*read.shape[:-1], key.shape[-2])
     for level in levels:
         earlier, later = _halves_met(key, read, level)
@@ -103,7 +101,8 @@ def pair_scores(read: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
 
 
 def read_sums(dA: Tensor, key: Tensor, levels: list[Level]) -> Tensor:
-    """Return the gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]."""
+    """Return the gradient of the read, sum_{j<i} dA_ij y_j exp(sum_{j<t<i} w_t), [..., C R, K]. key: the y_j [..., C Y,
+    K]."""
     dread = dA.new_zeros(*dA.shape[:-1], key.shape[-1])
     for level in levels:
         earlier, dlater = _halves_met(key, dread, level)

@@ -69,7 +69,8 @@ class _Source(Translated, ASTSource):
 
 
 class Kernel(JITFunction):
-    """A kernel; `kernel[grid](*arguments, **constants_and_options)` launches it. grid: programs along 1 to 3 axes."""
+    """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`. grid: programs along 1 to 3
+    axes."""
 
     SOURCE: type[ASTSource] = _Source
 

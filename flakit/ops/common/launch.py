@@ -1,6 +1,6 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes only seconds.
 
-Keyed by kernel and by whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all of them in registers.
+A row's key is a kernel and whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all in registers.
 ROWS were tuned on an H200 (sm_90). Rows that `flakit tune` finds on another device are stored in a separate file,
 rows/sm_89.json and the like, and replace them there. `rows_for` returns the rows of a device.
 """
@@ -208,9 +208,6 @@ def elements(size: int, rows: int, limit: int) -> int:
     while BE > 256 and -(-size // BE) * rows < 256:
         BE //= 2
     return BE
-
-
-# --- rows of other devices ------------------------------------------------------------------------------------------
 
 
 class Chip(NamedTuple):

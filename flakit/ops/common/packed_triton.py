@@ -102,7 +102,8 @@ def close_kernel(
 ):  # fmt: skip
     """Write zeros into the rows past the last offset; if offsets were invalid, NaN into all rows and whole tensors.
 
-    offsets [N + 2] (`layout_kernel`), rows_i [T, width_i] or None, whole_i [size_i] or None
+    offsets [N + 2]: from `layout_kernel`, the last says whether they are invalid. rows_i [T, width_i] or None, whole_i
+    [size_i] or None.
     """
     last, invalid = tl.load(offsets + N).to(tl.int64), tl.load(offsets + N + 1)
     T = tl.cast(T, tl.int64)
@@ -198,9 +199,7 @@ class Packing:
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows past the last offset, NaN everywhere if offsets are invalid.
-
-        rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous.
-        """
+        rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous."""
         rows, self.saved_rows = [*rows, *self.saved_rows], []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
         programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)

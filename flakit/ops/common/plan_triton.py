@@ -123,7 +123,7 @@ class ChunkPlan:
         return Stored(states.view(torch.float16), own, mild)
 
     def flattened(self, args, mild: bool) -> list:
-        """Return the arguments of a kernel, with each `Stored` as its states and their scales."""
+        """Return a kernel's arguments, each `Stored` as its states and scales; mild: the scales at chunks' middles."""
         flat = []
         for x in args:
             if type(x) is Stored:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def rows_of(i_n, cu_seqlens, T, PACKED: tl.constexpr):
-    """Return the first row and the end of sequence i_n."""
+    """Return the first row and the end of sequence i_n among all rows, of a batch or of packed sequences."""
     if PACKED:
         begin = tl.load(cu_seqlens + i_n).to(tl.int64)
         end = tl.minimum(tl.load(cu_seqlens + i_n + 1).to(tl.int64), T)
@@ -25,7 +25,7 @@ def rows_of(i_n, cu_seqlens, T, PACKED: tl.constexpr):
 
 @triton.jit
 def pieces_of(i_n, before, count, PACKED: tl.constexpr):
-    """Return the first of sequence i_n's chunks or parts and their number, which is `count` unless PACKED."""
+    """Return the first of sequence i_n's chunks or parts and their number: `count` or, PACKED, from before [N + 1]."""
     if PACKED:
         first = tl.load(before + i_n)
         count = tl.load(before + i_n + 1) - first

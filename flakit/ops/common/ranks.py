@@ -94,7 +94,7 @@ def packed_pieces(lengths: Sequence[int], cu_seqlens: Sequence[int]) -> list[Pie
 
 def local_pieces(slices: Sequence[tuple[int, bool, bool]]) -> list[Piece]:
     """Return the pieces from each rank's own account: its number of sequences, whether the first entered, whether the
-    last leaves. Each rank knows the indices and offsets of its own sequences only."""
+    last leaves. Raises `Disagreement` if neighbours contradict. Each rank knows only its own sequences' offsets."""
     pieces = [Piece(0, [0] * (sequences + 1), enters, leaves) for sequences, enters, leaves in slices]
     inner = ((a.leaves, b.enters) for a, b in pairwise(pieces))
     ends = [(False, pieces[0].enters), *inner, (pieces[-1].leaves, False)]
@@ -138,7 +138,7 @@ def decay_map(at: int, *axes: int) -> LinearMap:
 def _next(
     linear_map: LinearMap, piece: Piece, M: Tensor, S: list[Tensor], N: list[Tensor], transposed: bool
 ) -> list[Tensor]:
-    """Return the state after a piece (transposed: the gradient before it), given the state S at its other end."""
+    """Return the state M S + N after a piece, or N if its sequence begins there; transposed: the gradient before it."""
     if piece.sequences == 0:
         return S
     return _sums(linear_map.apply(M, S, transposed), N) if piece.passes else N
@@ -221,10 +221,12 @@ def compared(group, x: Tensor, packed: bool, shared: dict, **own) -> list[dict] 
 
 @contextmanager
 def refusals(call: str, group, tensors: Sequence[object], packed: bool) -> Iterator[None]:
-    """Check a group, and report an error in the arguments here to its other ranks, if they compare this call for sure.
+    """In the `with` block, report an error in this rank's arguments to the group's other ranks, if they compare this
+    call.
 
     They do where `_always_compares` holds, and at the operator's first call in the group. Later, on a GPU, no rank
-    listens: the others then wait until the group's timeout, as if this rank had died.
+    listens: the others then wait until the group's timeout, as if this rank had died. Raises TypeError or ValueError
+    for a wrong group.
     """
     if torch.compiler.is_compiling():
         raise NotImplementedError(
@@ -252,7 +254,7 @@ def refusals(call: str, group, tensors: Sequence[object], packed: bool) -> Itera
 
 
 class Over(NamedTuple):
-    """What a call over ranks has in addition to its arguments."""
+    """What a call over ranks has in addition to its arguments: the group and this rank's place in it."""
 
     group: object
     empty: bool
@@ -344,11 +346,10 @@ class Call(NamedTuple):
 
 
 def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings):
-    """Compute what `Registered.__call__` returns, for this rank's slice.
+    """Run an operator over ranks: return o and the final state's parts for this rank's slice, as `Registered.__call__`.
 
     states: of all sequences; those of sequences that begin here are read. The final states are those of sequences that
-    end here, zeros for all others. Raises ValueError or `Disagreement` if a rank's arguments do not fit those of
-    others.
+    end here, zeros for all others. Raises ValueError or `Disagreement` if ranks' arguments do not fit together.
     """
     group, empty, straddles = over
     first, packed = tensors[0], cu_seqlens is not None

@@ -124,7 +124,7 @@ def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple
 
 
 def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tensor:
-    """Allocate the states stored every CHECKPOINT tokens, float32."""
+    """Allocate the states stored every CHECKPOINT tokens, float32 [checkpoints, H, K, V]; zeros if packed."""
     # A packed batch may fill fewer than are allocated, and an operator's output must not be uninitialized.
     allocate = x.new_empty if packing is None else x.new_zeros
     return allocate(checkpoints_shape(x, V, packing), dtype=torch.float32)

@@ -86,10 +86,8 @@ class Registered:
     def __call__(
         self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, over
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Return o and the parts of the final state, None unless requested.
-
-        over: the ranks that share these sequences, or None.
-        """
+        """Run the operator; return o and the parts of the final state, None unless requested. over: the ranks that
+        share these sequences, or None."""
         if over is not None:
             settings = scale, form, backend, chunk_size, output_final_state
             return ranks.run(self, over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)

@@ -252,6 +252,6 @@ def not_mild(mild, i, total, FLAGS: tl.constexpr):
 
 @triton.jit
 def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """Load the log decays of C rows, at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
+    """Load log decays of a chunk as [C, BK], at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
     b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
     return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)

@@ -65,7 +65,8 @@ def looks_at_values(x: Tensor) -> bool:
 
 
 class Once:
-    """A cached check of tensors' shapes, dtypes and devices: it runs once for each signature of arguments.
+    """A decorator that caches a check of tensors' shapes, dtypes and devices: it runs once for each signature of
+    arguments.
 
     `check(*args)` depends on nothing else, neither values nor settings, and returns the list of args, perhaps in other
     dtypes. A signature that passed unchanged is not checked again: the check would be a visible part of a decode step

@@ -46,7 +46,8 @@ def _join_queries(x: Tensor, C: int, T: int) -> Tensor:
 
 
 def _own(A: Tensor, s: Tensor) -> Tensor:
-    """Return A_ii s_i, each token's read of itself, [B, H, N, C G, M]."""
+    """Return each token's read of itself, A_ii s_i, [B, H, N, C G, M], of scores A [B, H, N, C G, C] and s [..., C,
+    M]."""
     return (own_pairs(A, s.shape[-2]) * s[..., None, :]).flatten(-3, -2)
 
 
@@ -73,7 +74,7 @@ def softmax_grads(p: Tensor, dp: Tensor) -> Tensor:
 
 
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
+    """Compute GSA in chunks; return o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q = _queries(q, H, chunk_size, dtype) * scale
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))

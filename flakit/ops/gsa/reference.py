@@ -154,9 +154,7 @@ def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state) -> tuple:
 
     dg_t = e^{g_t} (sum_k hk_{t-1} Dk_t + sum_v hv_{t-1} Dv_t): every term carries its decay, nothing is subtracted.
 
-    `steps` holds all intermediates of T steps for its backward pass. Here T is cut into segments of about sqrt(T)
-    tokens: memory holds the state entering each segment, and the steps of one segment, recomputed from there. The
-    results are the same, for one more forward pass and about 4 sqrt(T) states in memory, besides rows, instead of 4 T.
+    T is cut into segments of about sqrt(T) tokens, as in `rwkv6.reference.backward`, to hold fewer states in memory.
     """
     length = math.isqrt(q.shape[1])
     entering = [(x.hk_before, x.hv_before) for x in steps(q, k, v, s, g, scale, initial_state) if x.t % length == 0]

@@ -25,7 +25,7 @@ def scores(q: Tensor, k: Tensor, u: Tensor, levels: list[Level]) -> Tensor:
 
 
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """Return o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
+    """Compute RWKV6 in chunks; return o [B, T, H, V] and the final state [B, H, K, V], in float32 or float64."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w))
     q, u = r * scale, u.to(dtype)[:, None, None]

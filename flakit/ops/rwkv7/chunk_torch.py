@@ -106,7 +106,7 @@ def _carry(total, read, local, U, x, write, written, state, reverse=False) -> tu
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """Return o [B, T, H, V] and the final state [B, H, K, V], in float32 (float64 for float64 inputs)."""
+    """Compute RWKV7 in chunks; return o [B, T, H, V] and the final state [B, H, K, V], in float32 or float64."""
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
     S, final_state = chunks.states(initial_state)
     o = chunks.A_r @ chunks.written

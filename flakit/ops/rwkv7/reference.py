@@ -134,9 +134,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state) -> tuple[
 
     dw_t = sum_v e^{w_t} S_{t-1} * D_t uses the states themselves: every term carries its decay, nothing is subtracted.
 
-    `steps` holds all intermediates of T steps for its backward pass. Here T is cut into segments of about sqrt(T)
-    tokens: memory holds the state entering each segment, and the steps of one segment, recomputed from there. The
-    results are the same, for one more forward pass and about 4 sqrt(T) states in memory, besides rows, instead of 4 T.
+    T is cut into segments of about sqrt(T) tokens, as in `rwkv6.reference.backward`, to hold fewer states in memory.
     """
     length = math.isqrt(r.shape[1])
     entering = [x.state_before for x in steps(r, w, k, v, a, b, scale, initial_state) if x.t % length == 0]
