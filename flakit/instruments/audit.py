@@ -189,7 +189,7 @@ def elements(verdict: Verdict, op: Operator) -> Elements | None:
 
 
 def _size(finding: Finding, off: Tensor, true: Tensor) -> float:
-    """Return the size to which the audit's errors are relative, the RMS or more, recovered from the finding."""
+    """Return the size by which the audit divided the errors, the true tensor's RMS or more, from the finding."""
     rms = true.square().mean().sqrt().item()
     if finding.kind != "wrong" or not finding.figure:
         return rms
@@ -356,8 +356,7 @@ class _Progress:
         self.settings = len(self.waiting) + self.costly
 
     def go_on(self, first: bool = False) -> None:
-        """Run settings until one fails or time is up; run a failed one twice. first: stop after one supported
-        setting."""
+        """Run settings until one fails or time is up; run a failed one twice. first: stop after a supported setting."""
         while self.waiting and not (self.worst is not None and self.worst.fails) and not self.x.late:
             try:
                 finding = self.probe.ask(self.x, self.waiting.pop(0))

@@ -68,8 +68,8 @@ class Excess(NamedTuple):
 
 
 def judge(got: Tensor, true: Tensor, allowed: float, unit: Tensor | None = None) -> Excess:
-    """Compare `got` with `true`, float64, in the three measures; return the worst, relative to its limit. allowed: the
-    relative L2 error of `budget`. unit: the tensor's sensitivity from `units`, None if not measured."""
+    """Compare `got` with `true`, float64, by L2, worst element and worst row; return the worst relative to its limit.
+    allowed: the relative L2 error of `budget`. unit: the tensor's sensitivity from `units`, None if not measured."""
     limits = torch.finfo(got.dtype)
     wide = torch.finfo(torch.promote_types(got.dtype, torch.float32))
     spacing = max(limits.smallest_normal * limits.eps, wide.smallest_normal)

@@ -117,15 +117,14 @@ class Ledger:
         return at, self.digits.lines[at]
 
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
-        """Return a shadow restarted from the computed values, after an operation that none follows. why: for
-        reports."""
+        """Return a shadow restarted from the computed values, for an operation that none follows. why: the reason."""
         _, line = self.line(where, operation, dtype)
         line.tiles += 1
         line.unmeasured = why
         return Shadow(x.astype(np.float64), anew=True)
 
     def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
-        """Record a comparison, index or integer that float64 decides otherwise. The shadow continues as computed."""
+        """Record how many lanes of a comparison, index or integer result, `one`, float64 decides otherwise, `exact`."""
         if one is exact or not (other := one != exact).any():
             return
         _, line = self.line(where, operation, dtype)
@@ -211,7 +210,7 @@ class Ledger:
     def _blamed(
         self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, shadow, program
     ) -> None:
-        """Blame this line for the worst of the lanes that it made inaccurate, and classify what happened."""
+        """Blame this line for the worst of `new`, the lanes that it made inaccurate, and classify what happened."""
         scale = size(exact) or 1.0
         weight = np.where(np.isfinite(off), off, 1e300) / scale
 
@@ -324,7 +323,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 
 
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
-    """Return a function that traces each lane of a running sum to the term of largest error so far."""
+    """Return a function that traces each lane of a running sum along `axis` to the term of largest error so far."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands

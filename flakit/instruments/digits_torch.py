@@ -48,8 +48,7 @@ FAILED = "its shadow failed ({})"
 
 
 class StoredShadow:
-    """The float64 shadow of a storage: `exact`, flat, with an element for each of its own, and where errors come
-    from."""
+    """The float64 shadow of a storage: `exact`, flat, an element for each of its own, and where errors come from."""
 
     def __init__(self, x: Tensor):
         storage = x.untyped_storage()
@@ -167,7 +166,8 @@ class TorchDigits:
         return followed
 
     def ran(self, func, name, args, kwargs, operands, before, results: Sequence[Tensor], out, custom, place: Callable):
-        """After an operation, set the shadow of its result. place: returns (key, `Place`) of the calling line."""
+        """After an operation, set the shadows of its results. before: the operands before it, from `before`. custom:
+        whether it is a custom operator. place: returns (key, `Place`) of the calling line."""
         self._ran += 1
         self._last_args, self._alpha = args, kwargs.get("alpha", 1)
         if self._ran % 256 == 0:

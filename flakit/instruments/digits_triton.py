@@ -91,8 +91,7 @@ class TileDigits:
     def _record(
         self, operation: str, out, exact: np.ndarray, pairs, how: Callable | None = None, kind: str = ""
     ) -> None:
-        """Set the shadow of `out`, which an operation computed; exact, pairs, how and kind are for
-        `Ledger.computed`."""
+        """Set the shadow of `out`, which an operation computed; exact, pairs, how, kind: as in `Ledger.computed`."""
         where, dtype, x = self.watch._place(), self._dtype(out), self._values(out)
         out.shadow = self.ledger.computed(where, operation, dtype, x, exact, pairs, how, self.watch.program, kind)
 
@@ -222,7 +221,7 @@ class TileDigits:
         self._carried("where", out, shadow)
 
     def compared(self, original, builder, args, out) -> None:
-        """Repeat a comparison of float tiles on their shadows; correct it for bfloat16, whose bits it compares."""
+        """Repeat a comparison of float tiles on their shadows; redo one of bfloat16, whose bits `original` compares."""
         if any(x.dtype.scalar == self.watch.names.bfloat16 for x in args):
             Handle, single = self.watch.names.Handle, self.watch.names.float32
             out.data = original(builder, *(Handle(self._values(x), single) for x in args)).data

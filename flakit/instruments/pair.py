@@ -155,8 +155,7 @@ class Pair:
             raise
 
     def _receive(self, seconds: float, some: bool = False) -> list:
-        """Return the answer of each rank, within a time limit. some: one true answer suffices, and others may be
-        None."""
+        """Return the answer of each rank, within a time limit. some: one true answer suffices; others may be None."""
         answers: dict[int, tuple] = {}
         limit = time.monotonic() + seconds
         while len(answers) < RANKS:
@@ -280,7 +279,8 @@ def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.
 
 
 def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
-    """Do a task and return ("done", result), ("refused", message) or ("broken", (in the backward pass?, message))."""
+    """Do a task, "run" or "shows"; return ("done", result), ("refused", message) or ("broken", (in the backward?,
+    message))."""
     try:
         if asked == "shows":
             from .repro import ending

@@ -1,5 +1,4 @@
-"""Writes a failure of the audit as a standalone script with torch, the kernel and the float64 formula, without
-flakit."""
+"""Writes a failure of the audit as a standalone script: torch, the kernel and a float64 formula, without flakit."""
 
 import ast
 import contextlib
@@ -344,7 +343,7 @@ def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
 
 
 def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
-    """As `_right`, by calling `naive`. The script's `o` is then the tensor [B, T, H, V]."""
+    """Yield lines that compute o [B, T, H, V] and the states by calling `naive`, for each packed sequence in turn."""
     reference = op.reference
     options = {"scale": repr(scale), "output_final_state": "True" if op.states else None}
     if s.initial_state:
@@ -376,7 +375,8 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
 
 
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
-    """Yield lines that compute the tensor that fails, an output or a gradient, twice, and compare it with float64."""
+    """Yield lines that compute the tensor that fails, an output or a gradient, by the kernel and in float64, and
+    compare them."""
     on = "" if device == "cpu" else f', device="{device}"'
     op, arguments = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor

@@ -156,8 +156,7 @@ def law(x: Examiner, probe: Probe, finding: Finding) -> tuple[str, str]:
 
 
 def _off_before(x: Examiner, finding: Finding, size: float) -> float:
-    """Return the failing tensor's relative L2 error at log decay -size, where it is finite; large if it loses
-    digits."""
+    """Return the failing tensor's relative L2 error at log decay -size; 0.0 if the subject does not run there."""
     setting = finding.setting.without(decay=-size)
     try:
         got = x.run(setting).values[finding.tensor]

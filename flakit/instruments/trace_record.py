@@ -193,7 +193,7 @@ class Site:
             parent.children.append(self)
 
     def count(self, nan: int, inf: int, program: tuple[int, ...] | None = None) -> None:
-        """Record another bad tile, with its counts of NaN and infinite lanes."""
+        """Record another bad tile: its counts of NaN and infinite lanes, and the Triton program that computed it."""
         self.tiles += 1
         self.nan += nan
         self.inf += inf
@@ -281,9 +281,6 @@ class Access:
     index: tuple[int, ...]
     lanes: int
     programs: set = field(default_factory=set, repr=False)
-
-
-# --- the reports of traces -------------------------------------------------------------------------------------------
 
 
 class Report:

@@ -39,9 +39,6 @@ MOST_CHECKS = 32
 """Checks in one kernel: scores of RWKV7 took 130 s to compile on one core with all 183, and 14 s with 23 of them."""
 
 
-# --- the checks -----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
     """Report in the buffer `seen` where the float tile x is NaN or +inf; compiles to nothing for anything else."""
@@ -52,7 +49,7 @@ def note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
 
 @triton.jit
 def note_store(pointers, x, mask, seen, SITE: tl.constexpr, SITES: tl.constexpr):
-    """As `note`, for the value x of a store: in the dtype of its memory, and where the mask is true."""
+    """Report in `seen`, like `note`, where a stored value x is NaN or +inf in its memory's dtype and not masked."""
     if isinstance(x, tl.tensor):
         if x.dtype.is_floating():
             if pointers.dtype.is_ptr():
@@ -105,9 +102,6 @@ def leave_note(x, seen, SITE: tl.constexpr, SITES: tl.constexpr):
         tl.atomic_cas(own + SITE + 1, nothing, lane.to(tl.int64) + counted * 2097152)
 
 
-# --- the source -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Check:
     """One check in the rewritten kernel: its place, the operation that it checks, and the names that this `reads`.
@@ -127,7 +121,7 @@ class Check:
 
 @dataclass
 class Rewritten:
-    """A kernel that reports on itself. `kernel` takes the buffer `seen` before the arguments of the original,
+    """A kernel that reports on itself: `kernel` takes the buffer `seen` before the arguments of the original,
     `plain`."""
 
     plain: object
@@ -144,7 +138,7 @@ class Rewritten:
 
     @property
     def parts(self) -> list[Part]:
-        """The parts to start with: all checks in one kernel, or, if they are many, in several. Compile time grows
+        """The subsets of the checks to start with: all in one kernel, or, if they are many, several. Compile time grows
         faster than a kernel, and parts compile in parallel."""
         n = 1
         while len(self.checks) > n * MOST_CHECKS:
@@ -347,8 +341,7 @@ class _Watch(ast.NodeTransformer):
         return [node] if name.startswith(("static_", "device_")) else [ast.Expr(self.visit(call))]
 
     def into_memory(self, node: ast.Expr, call: ast.Call, name: str) -> list[ast.stmt]:
-        """Return the statements for a tl.store or tl.atomic_add, with names for its arguments and a check of its
-        value."""
+        """Return statements for a tl.store or tl.atomic_add, with names for its arguments and a check of its value."""
         text, parameters = ast.unparse(call), ("pointer", "val" if name == "atomic_add" else "value", "mask")
         passed: dict[Any, Any] = {**dict.fromkeys(parameters), **{x.arg: x.value for x in call.keywords}}
         passed |= zip(parameters, call.args, strict=False)
@@ -406,7 +399,7 @@ class _Rewriting:
             space.update({name: function for name, function in self.functions.items() if name in space})
 
     def arguments_of(self, name: str, function: str, depth: int = 8) -> list[str]:
-        """Return the kernel's arguments that callers pass to a function under a name."""
+        """Return the names of the kernel's arguments that reach a helper `function` as its parameter `name`."""
         if function == self.kernel.fn.__name__:
             return [name] if name in self.parameters else []
         calls = [passed.get(name, ()) for _, helper, passed in self.passed if helper == function]

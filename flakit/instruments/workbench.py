@@ -173,15 +173,14 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
-    """As `run`, but return the trace alone."""
+    """Return the trace of a run of the kernel, with the arguments of `run`, without comparing the output."""
     if not has_triton():
         return _recorded(decay, way, digits=digits, products=products, with_output=False)[1]
     return _interpreted(float(decay), source(*lines, way=way, products=products), digits)[1]
 
 
 def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
-    """Return the text of the file to run: imports, the functions of `PIECES`, each the learner's or ours, the
-    kernel."""
+    """Return the text of the file to run: imports, the functions of `PIECES`, the learner's or ours, the kernel."""
     one_of("products", products, PRODUCTS)
     own, _ = _answered(lines)
     ours = {name: text.replace('="ieee"', f'="{products}"') for name, text in _ours().items()}
@@ -208,7 +207,7 @@ def answered(*lines: Callable) -> bool:
 
 
 def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
-    """Return the smallest |decay| at which a "tile" and the "output" are not finite, within half a percent; inf for
+    """Return the smallest |decay| at which a "tile" and the "output" are not finite, to half a percent; inf for
     none."""
     if not has_triton():
         row = _recording().select(way=way)[0]
@@ -222,9 +221,6 @@ def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
         return {"tile": trace.finite, "output": bool(np.isfinite(o).all())}
 
     return search(finite, near=[law / 2, law], tolerance=5e-3)
-
-
-# --- the learner's lines ---------------------------------------------------------------------------------------------
 
 
 def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
@@ -256,9 +252,6 @@ def _ours() -> dict[str, str]:
 def _expected(decay: float) -> np.ndarray:
     x: dict[str, Any] = {name: tensor.double() for name, tensor in inputs(decay).items()}
     return fused_recurrent_rwkv6(**x).o[0, :, -1].numpy()
-
-
-# --- a separate process ----------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
@@ -349,9 +342,6 @@ def _failure(error: BaseException, path: Path) -> str:
     if not frames:
         return words
     return f"{path.name}:{frames[-1].lineno}  {frames[-1].line}\n{words}"
-
-
-# --- where there is no Triton ----------------------------------------------------------------------------------------
 
 
 _COLUMNS = ("way", "decay", "products", "digits", "tile_onset", "output_onset", "error", "o", "trace")

@@ -104,7 +104,7 @@ class Called:
         return result
 
     def zeros(self, tensors: Mapping[str, Tensor], names: Iterable[str], sequences: int | None = None) -> list[Tensor]:
-        """Return zeros in the shapes of the named states or outputs. sequences: N of packed sequences; default B."""
+        """Return zeros of the named states or outputs, sized as `tensors`. sequences: N if packed; default B."""
         size: dict[str, int] = {}
         for name in self.tensors:
             size |= zip(self.axes[name].split(), tensors[name].shape, strict=True)

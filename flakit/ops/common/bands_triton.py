@@ -89,7 +89,7 @@ def load_transposed(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.
 
 @triton.jit
 def store_transposed(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Store x [4, BD / 4, C], transposed, as a chunk's rows of p [rows, H, D]."""
+    """Store x [4, BD / 4, C], transposed, as a chunk's rows of p [rows, H, D], head i_h."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)

@@ -225,8 +225,7 @@ def sums_of_columns(b_w, ones):
 
 @triton.jit
 def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
-    """Return b_w @ ones in float32, for ones, 0 or 1, [C, N]. b_w [*, C]: if float32, all its bits or, without
-    ALL_BITS, 16."""
+    """Return b_w [*, C] @ ones, 0 or 1, [C, N], in float32; of a float32 b_w all bits or, without ALL_BITS, 16."""
     ones = to_bfloat16(ones.to(tl.float32))
     if b_w.dtype == tl.bfloat16:
         total = tl.dot(b_w, ones)
@@ -254,7 +253,8 @@ def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
 
 @triton.jit
 def decay_before(b_w_prev):
-    """Return the log decay over the rows before each row, [C, BK]. b_w_prev: w of the previous row, 0 at the first.
+    """Return the log decay over the rows before each row, [C, BK]. b_w_prev [C, BK]: w of the previous row, 0 at the
+    first.
 
     It sums shifted rows instead of subtracting a row from an inclusive sum: nothing cancels and -inf stays -inf.
     """
@@ -263,7 +263,7 @@ def decay_before(b_w_prev):
 
 @triton.jit
 def decay_after(b_w_next):
-    """Return the log decay over the rows after each row, [C, BK]. b_w_next: w of the next row, 0 at the last."""
+    """Return the log decay over the rows after each row, [C, BK]. b_w_next [C, BK]: w of the next row, or 0."""
     return tl.cumsum(b_w_next, axis=0, reverse=True)
 
 

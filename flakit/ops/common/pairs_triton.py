@@ -27,8 +27,8 @@ normal number."""
 
 @triton.jit
 def within(first, end, C: tl.constexpr):
-    """Return the mask first_i <= j < end_i, [C, C], in two instructions an element: masks can cost as much as
-    products."""
+    """Return the mask first_i <= j < end_i, [C, C], in two instructions an element; a mask can cost as a product
+    does."""
     o_c = tl.arange(0, C)
     return (o_c[None, :] - first[:, None]).to(tl.uint32) < (end - first)[:, None].to(tl.uint32)
 
@@ -47,8 +47,8 @@ def halves(level, C: tl.constexpr):
 
 @triton.jit
 def level_decays(b_w, level, C: tl.constexpr):
-    """Return the log decay between each row and its half's boundary, [C, BK]: over the rows before it in a right half,
-    after it in a left one."""
+    """Return the log decay between each row and its half's boundary, [C, BK], of b_w [C, BK]: over the rows before it
+    in a right half, after it in a left one."""
     o_c, right, first, size = halves(level, C)
     return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
 
@@ -82,7 +82,7 @@ def same_block(C: tl.constexpr):
 
 @triton.jit
 def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
-    """Return the log decays of reads and of keys from the middle of each block of B rows, [C, BK] each."""
+    """Return the log decays of reads and of keys from the middles of blocks of B rows, [C, BK] each, of b_w [C, BK]."""
     o_c = tl.arange(0, C)
     middle = o_c // B * B + B // 2
     second = o_c >= middle
@@ -134,7 +134,8 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
 
 @triton.jit
 def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return what pairs in a chunk add to dq, dk and dw, [C, BK] each. pairs [C, C]: dA + dA^T, diagonal excluded."""
+    """Return what pairs in a chunk add to dq, dk and dw, [C, BK], as b_q, b_k, b_w. pairs [C, C]: dA + dA^T off the
+    diagonal."""
     o_c = tl.arange(0, C)
     b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     q, q_unit = scaled_rows(b_q, SCALED)

@@ -37,7 +37,7 @@ def forward(
     rest: tuple,
     cu_seqlens: Tensor | None,
 ) -> tuple:
-    """Return o [B, T, H, V] and the final state, in the dtype in which they were computed, float32 or float64."""
+    """Run the module's `forward` for this form; return o [B, T, H, V] and the final state, in float32 or float64."""
     run = partial(_call, "forward", package, form, backend, chunk_size)
     with torch.autocast(sequences[0].device.type, enabled=False):
         if cu_seqlens is None:
@@ -60,7 +60,8 @@ def backward(
     do: Tensor,
     dfinal_state,
 ) -> tuple:
-    """Return the gradients of the sequences, of the other tensors with a gradient, and of the initial state."""
+    """Run the module's `backward` for this form; return the gradients of `sequences`, then of `rest` with the state
+    last."""
     run = partial(_call, "backward", package, form, backend, chunk_size)
     with torch.autocast(do.device.type, enabled=False):
         if cu_seqlens is None:

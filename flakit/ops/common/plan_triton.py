@@ -100,7 +100,7 @@ class ChunkPlan:
         return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
 
     def allocate_states(self, V: int) -> torch.Tensor:
-        """Allocate a tensor of `stored_shape`, with zeros where no kernel writes: outputs must not be uninitialized."""
+        """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes."""
         stored = self.empty(self.stored_shape(V))
         if self.packing is not None:
             stored.zero_()  # a packed batch may fill fewer chunks than are allocated
@@ -188,10 +188,10 @@ class ChunkPlan:
         return (tuple(stored) if beside else stored[0]), mild
 
     def parts(self, programs):
-        """Return the chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.
+        """Return the number of chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.
 
-        programs: of one part. Sequences stay whole where these fill a GPU. A packed batch is always cut, since its
-        sequences may differ in length.
+        programs: how many walk one part. Sequences stay whole where these fill a GPU. A packed batch is always cut,
+        since its sequences may differ in length.
         """
         enough = FULL_GPU // 2 if self.scaled else FULL_GPU  # a scaled program holds a state twice as large
         if self.packing is None and self.N * programs >= enough:
@@ -224,7 +224,8 @@ class ChunkPlan:
         return lambda: finish()[0]
 
     def _start_parts(self, inputs, w, scale, parts, where, grid, common):
-        """As `start_parts`, for each (x, y, first, last) of inputs; the function returned returns a list of states."""
+        """Compute what `start_parts` does for each (x, y, first, last) of inputs; return a function that returns the
+        list."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
@@ -251,7 +252,8 @@ class ChunkPlan:
         return finish
 
     def _scan(self, written, decay, first, last, parts, parts_before, reverse):
-        """Replace what each part writes, [parts, H, K, V], by the state entering it; decay: e^{total} [parts, H, K]."""
+        """Replace what each part writes, [parts, H, K, V], by the state entering it. decay: e^{total} [parts, H, K].
+        first, last [N, H, K, V]: the initial states and the output for the final ones, or None."""
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
         BE = elements(self.rows * V, self.N * self.H, launch.BV)
@@ -288,7 +290,8 @@ def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool, precisi
 
 
 def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:
-    """Return whether states between chunks are stored as scaled float16, and the chunk length; as in `ChunkPlan`."""
+    """Return whether states between chunks are stored as scaled float16, and the chunk length, for heads of x [B, T, H,
+    K] and V columns. chunk_size: the requested length, 0 for the default."""
     narrow = x.element_size() == 2
     if op == "rwkv7":
         return False, min(chunk_size or (CHUNK_SIZE if narrow else SHORT_CHUNK_SIZE), CHUNK_SIZE)

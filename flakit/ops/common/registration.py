@@ -323,7 +323,8 @@ def _save_nothing(ctx, inputs, output):
 
 
 def _function(name, run, save, differentiate):
-    """Return an autograd.Function of an operator that torch.func can transform, unlike the custom operator's own."""
+    """Return an autograd.Function of an operator that torch.func can transform, unlike the custom operator's own. run,
+    save, differentiate: its forward, setup_context and backward."""
     members = dict(
         generate_vmap_rule=True,
         forward=staticmethod(lambda *args: run(*args)),

@@ -153,14 +153,14 @@ def scaled_rows(x, SCALED: tl.constexpr):
 
 @triton.jit
 def from_middle(b_w, C: tl.constexpr):
-    """Return the inclusive prefix sum of log decays, zero at the chunk's middle, [C, BK]. b_w: in the input's dtype."""
+    """Return the inclusive prefix sum of log decays b_w [C, BK], zero at the chunk's middle, float32 [C, BK]."""
     o_c = tl.arange(0, C)
     return sums((o_c[:, None] >= o_c[None, :]).to(tl.float32) - (o_c[None, :] < C // 2).to(tl.float32), b_w)
 
 
 @triton.jit
 def half_decays(b_w, C: tl.constexpr):
-    """Return the log decay of the first half of a chunk's rows and of the second, [BK] each."""
+    """Return the log decay of the first half of a chunk's rows and of the second, [BK] each, from b_w [C, BK]."""
     first = (tl.arange(0, C) < C // 2)[:, None]
     b_w = b_w.to(tl.float32)
     return tl.sum(tl.where(first, b_w, 0.0), 0), tl.sum(tl.where(first, 0.0, b_w), 0)
@@ -176,7 +176,7 @@ this way either: a setting of RWKV6 with them ended in a misaligned address on a
 
 @triton.jit
 def total_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
-    """Return the log decay of a whole chunk, [BK]. SCALED: the inputs are 16-bit."""
+    """Return the log decay of a whole chunk, [BK], from b_w [C, BK]. SCALED: the inputs are 16-bit."""
     if SCALED and C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         total = tl.max(sums_of_columns(b_w, tl.full([C, C], 1.0, tl.float32)), 1)
     else:

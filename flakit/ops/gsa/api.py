@@ -174,7 +174,8 @@ def _run(
 
 @check.Once
 def _checked(q, k, v, s, g, hk, hv, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
-    """Check all arguments; return q, k, v, s in autocast's dtype, the state in its dtype of computation."""
+    """Check all arguments; return them with q, k, v, s in autocast's dtype and the state in float32 or float64. Raises
+    TypeError or ValueError."""
     check.check_tensor("q", q, dict(B=None, T=None, HQ=None, K=None))
     B, T, HQ, K = q.shape
     check.check_tensor("k", k, dict(B=B, T=T, H=None, K=K))

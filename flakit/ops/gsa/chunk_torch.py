@@ -74,7 +74,8 @@ def softmax_grads(p: Tensor, dp: Tensor) -> Tensor:
 
 
 def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute GSA in chunks; return o [B, T, HQ, V] and (hk_T, hv_T), in float32 (float64 for float64 inputs)."""
+    """Compute o [B, T, HQ, V] and (hk_T [B, H, K, M], hv_T [B, H, M, V]) in chunks; return them in float32 or float64.
+    Inputs as in `reference.forward`; chunk_size: C, a power of two."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q = _queries(q, H, chunk_size, dtype) * scale
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))
@@ -94,7 +95,8 @@ def forward(q, k, v, s, g, scale, initial_state, chunk_size) -> tuple[Tensor, tu
 
 
 def backward(q, k, v, s, g, scale, initial_state, do, dfinal_state, chunk_size) -> tuple:
-    """Return dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0), in float32 or float64."""
+    """Compute dq [B, T, HQ, K], dk, dv, ds, dg [B, T, H, *] and (dhk_0, dhv_0) in chunks; return them in float32 or
+    float64. Inputs as in `reference.backward`; chunk_size: C, a power of two."""
     T, H, dtype = q.shape[1], k.shape[2], torch.promote_types(q.dtype, torch.float32)
     q, do = _queries(q, H, chunk_size, dtype) * scale, _queries(do, H, chunk_size, dtype)
     k, v, s, g = (split_chunks(x, chunk_size, dtype) for x in (k, v, s, g))

@@ -142,7 +142,8 @@ def steps(
 
 
 def forward(q, k, v, s, g, scale=None, initial_state=None) -> tuple[Tensor, States]:
-    """Run the recurrence from left to right; return o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
+    """Run the recurrence on q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V] and s, g [B, T, H, M], g <= 0 a natural-log
+    decay; return o [B, T, HQ, V] and (hk_T, hv_T), in float32 or float64."""
     o = []
     for step in steps(q, k, v, s, g, scale, initial_state):
         o.append(step.o)

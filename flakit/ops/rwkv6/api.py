@@ -150,7 +150,8 @@ def _run(
 
 @check.Once
 def _checked(r, k, v, w, u, initial_state, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
-    """Check all arguments; return them with r, k, v in autocast's dtype and the state in its dtype of computation."""
+    """Check all arguments; return them with r, k, v in autocast's dtype and the state in float32 or float64. Raises
+    TypeError or ValueError."""
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     check.check_tensor("k", k, dict(B=B, T=T, H=H, K=K), " like r")

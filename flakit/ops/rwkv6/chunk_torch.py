@@ -25,7 +25,8 @@ def scores(q: Tensor, k: Tensor, u: Tensor, levels: list[Level]) -> Tensor:
 
 
 def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """Compute RWKV6 in chunks; return o [B, T, H, V] and the final state [B, H, K, V], in float32 or float64."""
+    """Compute o [B, T, H, V] and the final state [B, H, K, V] in chunks; return them in float32 or float64. Inputs as
+    in `reference.forward`; chunk_size: C, a power of two."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w))
     q, u = r * scale, u.to(dtype)[:, None, None]
@@ -36,7 +37,8 @@ def forward(r, k, v, w, u, scale, initial_state, chunk_size) -> tuple[Tensor, Te
 
 
 def backward(r, k, v, w, u, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
-    """Return dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V], in float32 or float64."""
+    """Compute dr, dk, dv, dw [B, T, H, *], du [H, K] and dinitial_state [B, H, K, V] in chunks; return them in float32
+    or float64. Inputs as in `reference.backward`; chunk_size: C, a power of two."""
     T, dtype = r.shape[1], torch.promote_types(r.dtype, torch.float32)
     r, k, v, w, do = (split_chunks(x, chunk_size, dtype) for x in (r, k, v, w, do))
     q, u = r * scale, u.to(dtype)[:, None, None]

@@ -110,7 +110,8 @@ def steps(
 
 
 def forward(r, k, v, w, u, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
-    """Run the recurrence from left to right; return o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    """Run the recurrence on r, k, w [B, T, H, K], v [B, T, H, V] and u [H, K], w <= 0 a natural-log decay; return o [B,
+    T, H, V] and S_T [B, H, K, V], in float32 or float64."""
     o = []
     for step in steps(r, k, v, w, u, scale, initial_state):
         o.append(step.o)

@@ -239,7 +239,8 @@ def _run(
 
 @check.Once
 def _checked(r, w, k, v, a, b, initial_state, cu_seqlens, cu_seqlens_cpu) -> list[Tensor | None]:
-    """Check all arguments; return them with r, k, v in autocast's dtype and the state in its dtype of computation."""
+    """Check all arguments; return them with r, k, v in autocast's dtype and the state in float32 or float64. Raises
+    TypeError or ValueError."""
     check.check_tensor("r", r, dict(B=None, T=None, H=None, K=None))
     B, T, H, K = r.shape
     for name, x in (("w", w), ("k", k), ("a", a), ("b", b)):
@@ -272,7 +273,8 @@ def _map_shape(tensors):
 
 
 def _map(operator, tensors, settings):
-    """Return M [B, H, K, K]: the final state of the identity when nothing is written."""
+    """Return M [B, H, K, K] of a slice, its map of the state: the final state of the identity when nothing is
+    written."""
     r, w, k, _, a, b = tensors
     B, _, H, K = r.shape
     unit = torch.eye(K, dtype=torch.promote_types(r.dtype, torch.float32), device=r.device).expand(B, H, K, K)

@@ -106,7 +106,8 @@ def _carry(total, read, local, U, x, write, written, state, reverse=False) -> tu
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor, Tensor]:
-    """Compute RWKV7 in chunks; return o [B, T, H, V] and the final state [B, H, K, V], in float32 or float64."""
+    """Compute o [B, T, H, V] and the final state [B, H, K, V] in chunks; return them in float32 or float64. Inputs as
+    in `reference.forward`; chunk_size: C, a power of two."""
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
     S, final_state = chunks.states(initial_state)
     o = chunks.A_r @ chunks.written
@@ -115,7 +116,8 @@ def forward(r, w, k, v, a, b, scale, initial_state, chunk_size) -> tuple[Tensor,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, do, dfinal_state, chunk_size) -> tuple[Tensor, ...]:
-    """Return dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V], in float32 or float64."""
+    """Compute dr, dw, dk, dv, da, db [B, T, H, *] and dinitial_state [B, H, K, V] in chunks; return them in float32 or
+    float64. Inputs as in `reference.backward`; chunk_size: C, a power of two."""
     T = r.shape[1]
     chunks = _Chunks(r, w, k, v, a, b, scale, chunk_size)
     at_reads = split_beside(do, None, C=chunk_size, dtype=chunks.r.dtype)

@@ -122,7 +122,8 @@ def steps(
 
 
 def forward(r, w, k, v, a, b, scale=None, initial_state=None) -> tuple[Tensor, Tensor]:
-    """Run the recurrence from left to right; return o [B, T, H, V] and S_T [B, H, K, V], in float32 or float64."""
+    """Run the recurrence on r, w, k, a, b [B, T, H, K] and v [B, T, H, V], w <= 0 a natural-log decay; return o [B, T,
+    H, V] and S_T [B, H, K, V], in float32 or float64."""
     o = []
     for step in steps(r, w, k, v, a, b, scale, initial_state):
         o.append(step.o)
