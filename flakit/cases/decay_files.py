@@ -17,10 +17,7 @@ from ..ops.common.validation import FLOATS
 
 def layers(w: object) -> dict[str, object]:
     """Return decays by layer name, "" for a single unnamed one. w: a tensor, an array, a mapping of them, or a file of
-    `read`.
-
-    Raises ValueError for an empty mapping and for a checkpoint's weights, and whatever `read` raises.
-    """
+    `read`. Raises ValueError for an empty mapping and for a checkpoint's weights, and whatever `read` raises."""
     if isinstance(w, (str, Path)):
         w = read(w)
     if not isinstance(w, Mapping):

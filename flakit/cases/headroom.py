@@ -154,10 +154,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class Headroom:
-    """The result of `headroom`. margins: by kernel and dtype, the smallest over layers.
-
-    counts: the number of decays per bin of log10 |w|, with bin edges `edges`; zeros: the number of decays that are 0.
-    """
+    """The result of `headroom`. margins: by kernel and dtype, the smallest over layers. counts: the number of decays
+    per bin of log10 |w|, with bin edges `edges`; zeros: the number of decays that are 0."""
 
     op: str
     chunk: int
@@ -323,7 +321,7 @@ def _scheme(kernel: str) -> dict:
 
 
 def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens, layer: str) -> list[Margin]:
-    """Return the margins of a kernel on one layer, one for each dtype of `LN_MAX`."""
+    """Return a kernel's `Margin` on one layer's decays w [B, T, H, K] for each dtype of `LN_MAX`."""
     exponents: list[Worst] = []
     for start, sequence in _sequences(w, cu_seqlens):
         if kernel.startswith("padding"):

@@ -16,10 +16,8 @@ from numbers import Real
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from low to high, the valid values of a knob.
-
-    step: distance between the stops of a slider; log: stops are logarithmic. Values between stops are valid too.
-    """
+    """The numbers from low to high, the valid values of a knob. step: distance between the stops of a slider; log:
+    stops are logarithmic. Values between stops are valid too."""
 
     low: float
     high: float

@@ -16,10 +16,8 @@ LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, t
 
 
 class Row(NamedTuple):
-    """One number of a case: as recorded earlier, as predicted by the case's law, and as measured now.
-
-    what: its description. recorded and law are NaN if there is none. Verdicts are booleans, positions are strings.
-    """
+    """One number of a case: as recorded earlier, as predicted by the case's law, and as measured now. what: its
+    description. recorded and law are NaN if there is none. Verdicts are booleans, positions are strings."""
 
     what: str
     recorded: float | bool | str
@@ -82,7 +80,8 @@ def state_variances(w: Tensor) -> Tensor:
 
 
 def gradient_variances(w: Tensor, at_end: float, read: float) -> Tensor:
-    """Return the same for D_t, the gradient of S_t: `at_end` at S_T, times e^{2 w} and plus `read` per token back."""
+    """Return the variance of the elements in each row of D_t, the gradient of the state S_t, [B, T, H, K] float64. It
+    is `at_end` at the last token; with every token back it is multiplied by e^{2 w} and `read` is added."""
     factors = (2 * w.detach().double()).exp()
     d = [torch.full_like(w[:, 0], at_end, dtype=torch.float64)]
     for t in reversed(range(1, w.shape[1])):

@@ -33,10 +33,8 @@ CHUNK = 64
 
 
 def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> None:
-    """Apply the constructed fault: overwrite contiguous w [B, T, H, K] with its running sum within each chunk.
-
-    backend: "triton" uses a kernel, on a GPU or interpreted; "torch" writes to w.data. Neither changes `_version`.
-    """
+    """Apply the constructed fault: overwrite contiguous w [B, T, H, K] with its running sum within each chunk. backend:
+    "triton" uses a kernel, on a GPU or interpreted; "torch" writes to w.data. Neither changes `_version`."""
     if choose_backend(backend, w) == "triton":
         from .kernel_triton import overwrite as in_place
 
@@ -90,7 +88,7 @@ def decode(
 
 
 class Calls(NamedTuple):
-    """The results of repeated equal calls, and how the first call changed each of its inputs, by the input's name."""
+    """What repeated equal calls return, and how the first call changed each of its inputs (by the input's name)."""
 
     o: Tensor  # [calls, B, H, V]
     states: Tensor  # contents of the caller's hk before each call, [calls, B, H, K, M]
@@ -98,7 +96,7 @@ class Calls(NamedTuple):
 
 
 def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend: str | None = None) -> Calls:
-    """Call `decode` `calls` times with the same arguments, on one copy of the initial state."""
+    """Call `decode` `calls` times on the same tensors, `inputs` with one copy of the initial state."""
     x = {**inputs, "initial_state": tuple(state.clone() for state in inputs["initial_state"])}
     returned, states = [], []
 
@@ -138,7 +136,7 @@ def _difference(o: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the states and results of one batch element and head, call by call."""
+    """The result of `show`: rows; for one batch element and head, the caller's state and the result by call."""
 
     in_place: bool
     states: Tensor
@@ -162,7 +160,8 @@ def show(
     M: Annotated[int, Range(1, 64)] = 8,
     seed: int = 0,
 ) -> Shown:
-    """Call GSA's decoding of one token repeatedly with equal arguments; compare each result with the `law`."""
+    """Call GSA's decoding of one token `calls` times with equal arguments. Return rows on what the calls change and how
+    far the last is off, beside the prediction of `law`, and the picture's arrays. in_place: the fault."""
     device, backend = kernel_place()
     x = inputs(K=K, V=V, M=M, device=device, seed=seed)
     measured, predicted = repeated(x, calls, in_place=in_place, backend=backend), law(x, calls, in_place=in_place)

@@ -1,4 +1,5 @@
-"""The law: how far the decay may grow before each tensor of a scheme becomes non-finite, computed without a run."""
+"""The law of an anchor scheme: the factor on the decay up to which each tensor of an operator is finite, predicted from
+the exponents that the scheme forms, without running the operator."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +79,8 @@ def limits(
 
 
 def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
-    """Return the limits of one `Meeting`'s products. real: [N, C] boolean, True for tokens, False for padding."""
+    """Return for each product of a `Meeting` the factor on the decay up to which it is finite, inf if at any. real: [N,
+    C] boolean, False for padding."""
     mask, dtype = products.mask, products.dtype
     q, bare, k, dA = meeting
     reach = dict.fromkeys(Reach._fields, math.inf)
@@ -162,7 +164,7 @@ def law(
 
 
 class Worst(NamedTuple):
-    """The largest exponent of one kind in a scheme for some decays, and its position."""
+    """The largest exponent that a scheme forms from some decays, and the token, head and channel where it forms it."""
 
     exponent: float
     """Natural log; inf if decays of -inf make it undefined."""
@@ -237,7 +239,8 @@ def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
 
 
 def _formed(products: Products, T: int | Tensor) -> Iterator[tuple[bool, int, Tensor]]:
-    """Yield for each factor of a tile: whether it is stored, its first row, its exponents [1, H, N, rows, K]."""
+    """Yield for each factor of a tile: whether it is stored with its operand, its first row in the chunk, and its
+    exponents [1, H, N, rows, K]; T as in `largest`."""
     chunk = products.w.shape[-2]
     left = torch.as_tensor(T - (products.w.shape[2] - 1) * chunk, device=products.w.device)  # tokens in the last chunk
 

@@ -1,4 +1,5 @@
-"""Run an operator with an anchor scheme, and measure its exponents and the decay at which it fails."""
+"""Run an operator with one of the anchor schemes of `schemes` (which row's cumulative decay the exponents of a chunk
+are relative to), and measure these exponents and the decay from which each tensor is not finite."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
 
 
 class _Kernel(Products):
-    """`Products` with the tiles left of the diagonal computed by the Triton kernels of `tiles_triton`."""
+    """`Products` whose tiles left of the diagonal are computed by Triton kernels; scheme: of `KERNEL_ANCHORS`."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores

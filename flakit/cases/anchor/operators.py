@@ -97,7 +97,7 @@ class Chunks:
     meets: tuple[bool, ...]
 
     def __init_subclass__(cls, op: str | None = None) -> None:
-        """Copy the class attributes from the entry `op` of `numerics.operators.OPERATORS`."""
+        """Set the class attributes names, finals, decay, … from the entry `op` of `numerics.operators.OPERATORS`."""
         if op is not None:
             of = numerics.OPERATORS[op]
             cls.names, cls.finals, cls.decay, cls.chunked = of.tensors, of.outputs[1:], of.decay, of.chunked
@@ -141,13 +141,14 @@ class RWKV6(Chunks, op="rwkv6"):
 
     @staticmethod
     def reached(limits: Sequence[Reach]) -> dict[str, float]:
-        """Return each tensor's limit from those of `meetings`, in their order; a missing tensor has none."""
+        """Return, by tensor, the factor on the decay up to which it is finite, from the `Reach` of each entry of
+        `meetings`. A tensor that is missing is always finite."""
         (m,) = limits
         return {"o": m.rows, "dv": m.columns, "dr": m.read, "dk": m.written, "dw": min(m.read, m.written)}
 
 
 class RWKV7(Chunks, op="rwkv7"):
-    """RWKV7 in chunks. v2 is a's read of the state, y its gradient: each solves a triangular system per chunk."""
+    """RWKV7 in chunks, float32. v2 is what a reads and y its gradient; each solves one triangular system per chunk."""
 
     inverse = staticmethod(chunk_torch.inverse)
     meets = (True, True, False, False)
@@ -231,7 +232,8 @@ class RWKV7(Chunks, op="rwkv7"):
 
 
 class GSA(Chunks, op="gsa"):
-    """GSA in chunks. A has the second pass's scores; in the first, q k^T has no decay, its sums over s do."""
+    """GSA in chunks, float32. A has the scores of the second pass, p and s; in the first, q k^T has no decay, its sums
+    over s do. Raises ValueError if q has more heads than k."""
 
     meets = (True, True)
 

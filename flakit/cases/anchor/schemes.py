@@ -20,9 +20,7 @@ from ..masking import MASKS
 @dataclass(frozen=True)
 class Scheme:
     """How a scheme anchors each tile of a chunk's score matrix. Anchor rows are counted from the block's first row.
-
-    Anchor row p means n = gi_p = ge_{p+1}, the cumulative decay after that row; that before it is anchor row p - 1.
-    """
+    Anchor row p means n = gi_p = ge_{p+1}, the cumulative decay after that row; that before it is anchor row p - 1."""
 
     name: str
     label: str
@@ -111,7 +109,8 @@ def find_scheme(scheme: str | Scheme) -> Scheme:
 
 
 def find_mask(scheme: Scheme, mask: str | None) -> str | None:
-    """Return the mask mode, default the scheme's right one; None if it needs no mask. Raises ValueError if unknown."""
+    """Return a scheme's mask mode: `mask`, by default the right one of `scheme.masks`; None if the scheme needs none.
+    Raises ValueError for a mode that is unknown or does not apply."""
     if mask is None:
         return scheme.masks[0] if scheme.masks else None
     one_of("mask", mask, MASKS)
@@ -196,7 +195,7 @@ class Products:
         return out
 
     def written(self, A: Tensor, query: Tensor, among: Sequence[Tile] | None = None) -> Tensor:
-        """Return the weighted sums over queries [..., N, C, K]. among: tiles of `key_tiles`, default all."""
+        """Return weighted sums over queries [..., N, C, K] for A [..., N, C, C]. among: of `key_tiles`, default all."""
         out = query.new_zeros(*torch.broadcast_shapes(A.shape[:-2], query.shape[:-2]), *query.shape[-2:])
         for tile in self.key_tiles if among is None else among:
             a, q = self._masked(A[..., tile.rows, tile.keys], tile), query[..., tile.rows, :]

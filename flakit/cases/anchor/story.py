@@ -1,4 +1,4 @@
-"""The case's numbers: `show` for one setting, `reproduce` for all recorded numbers."""
+"""The numbers of the case `anchor`: `show` for one setting, `reproduce` for all recorded numbers."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ CLAMP = -12.0
 
 
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:
-    """Draw inputs of one head in which only the token `at` decays, by w. Raises ValueError for no such token."""
+    """Draw inputs of one head in which only token `at` has a decay, w (log). Raises ValueError unless 0 <= at < T."""
     if not 0 <= at < T:
         raise ValueError(f"row: expected a token 0 … {T - 1}, got {at!r}")
     x = make_inputs(op, T=T, H=1, K=K, decay=0.0)
@@ -44,7 +44,8 @@ class Anchored(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one channel of the chunk with the largest exponent. Maps are [outputs i, keys j]."""
+    """The result of `show`: its rows and, for the channel and chunk with the largest exponent, the cumulative decays,
+    the exponents and weights of all pairs [outputs i, keys j], and the fraction of each tensor that is lost."""
 
     scheme: str
     inclusive: bool
@@ -83,8 +84,9 @@ def show(
     chunk: Annotated[int, (16, 32, 64, 128)] = 64,
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> Shown:
-    """Run one scheme at one log decay w <= 0, of the token `row` or of all (None). Return which tensors are finite and
-    the |w| from which each is not, beside the law. Raises ValueError for a w > 0 or infinite, or a row >= T."""
+    """Run one scheme at one natural-log decay w, of the token `row` alone or of all (None). Return rows on which
+    tensors are finite and from which |w| on each is not, beside the law, and the picture's arrays. Raises ValueError
+    for a w that is positive or infinite, or a row >= T."""
     if not -math.inf < w <= 0:
         raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
@@ -131,7 +133,7 @@ def show(
 
 
 def _alone(products: Products) -> Tensor:
-    """Return the read factor's exponents in the anchored tiles, [N, C]: a row's largest; NaN without one."""
+    """Return each row's largest exponent of the read factor in anchored tiles, [N, C]; NaN if it has none."""
     exponents = torch.full(products.seen.shape[2:4], torch.nan)
     for tile in products.tiles:
         if tile.anchor is not None:
@@ -141,7 +143,7 @@ def _alone(products: Products) -> Tensor:
 
 
 def _kernel_rows() -> list[Row]:
-    """Return a row for bug A and one for its first repair in the Triton kernel; none if it cannot run here."""
+    """Return rows on bug A and its first repair in the Triton kernel itself; an empty list if it cannot run here."""
     device, backend = kernel_place()
     if backend != "triton":
         return []
@@ -160,7 +162,7 @@ def _kernel_rows() -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """Return rows on each recorded onset of NaN: the factor on the decay, or the |w| per token, where it begins."""
+    """Return a `Row` for each recorded onset of NaN: the factor on the decay, or the |w|, from which it begins."""
 
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])

@@ -60,10 +60,8 @@ def read_kernel(
     N, K: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Compute d_i = e^{seen_i - n} sum_j A_ij (k_j e^{n - gi_j}), for rows and keys as in `scores_kernel`.
-
-    A [heads, N, C, C]; k, seen, gi, d [heads, N, C, K]. In registers: d of one block, [BC, BK].
-    """
+    """Compute d_i = e^{seen_i - n} sum_j A_ij (k_j e^{n - gi_j}), for rows and keys as in `scores_kernel`. A [heads, N,
+    C, C]; k, seen, gi, d [heads, N, C, K]. In registers: d of one block, [BC, BK]."""
     i_b, i_c, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = i_h * N * C * K
     o_k = tl.arange(0, BK)

@@ -39,10 +39,7 @@ NOTHING = "says nothing"
 
 def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
     """Return RWKV6, RWKV7 or GSA in chunks as one autograd.Function: f(*tensors in the operator's order) -> o [B, T, H,
-    V].
-
-    products: products(w, inclusive=…) -> the `Products` of all chunks. A second backward raises RuntimeError.
-    """
+    V]. products: products(w, inclusive=…) -> the `Products` of all chunks. A second backward raises RuntimeError."""
     of = OPERATORS[op]
 
     class Chunked(torch.autograd.Function):
@@ -67,7 +64,7 @@ def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Cal
 
 
 class Report(NamedTuple):
-    """What anomaly detection reports of a call ("output 3, ds" or `NOTHING`), and the actual gradients and output."""
+    """Anomaly detection's report (`words`: "output 3, ds", or `NOTHING`), and the actual gradients and output."""
 
     words: str
     grads: dict[str, Tensor]
@@ -75,10 +72,8 @@ class Report(NamedTuple):
 
 
 def report(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], *, trained: str | None = None) -> Report:
-    """Run call(*inputs) and its backward from do = 1 under anomaly detection, and again without it.
-
-    inputs: tensors by name, each name one letter. trained: the letters of those that require a gradient; default all.
-    """
+    """Run call(*inputs) and its backward from do = 1 under anomaly detection, and again without it. inputs: tensors by
+    name, each name one letter. trained: the letters of those that require a gradient; default all."""
     names = list(inputs)
     trained = "".join(names) if trained is None else trained
 
@@ -156,7 +151,8 @@ def _first(seen: list[Operation]) -> str:
 
 
 def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
-    """Predict the report for `padding` at T tokens of log decay `gate`: "output n, dX", X the key, or `NOTHING`."""
+    """Predict what anomaly detection reports with the fault of `padding`, for T tokens of log decay `gate` <= 0:
+    "output n, ds" (or dk), n the gradient's position, or `NOTHING`."""
     if -gate <= padding.law(T, form):
         return NOTHING
     name = padding.KEY_GRADIENT[op]
@@ -166,7 +162,8 @@ def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the report, every operation, and what is lost in the output and the gradients."""
+    """The result of `show`: its rows, the report of anomaly detection, every operation, and the fraction of each
+    token's output and gradients that is NaN or infinite."""
 
     words: str
     """The report of anomaly detection."""
@@ -184,7 +181,8 @@ def show(
     op: Annotated[str, padding.KEY_GRADIENT] = "gsa",
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> Shown:
-    """Compare law and report for T tokens of log decay `gate` <= 0 under the fault of `padding`, in form `form`."""
+    """Run an operator with the fault of `padding` under anomaly detection, for T tokens of log decay `gate` <= 0.
+    Return its report beside the prediction of `law`, and what is lost. form: one of `padding.FORMS`."""
     x, call = padding.inputs(T, gate, op=op, K=4, M=4), operator(op, padding.products(T, form))
     result = report(call, x)
     tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}
@@ -202,7 +200,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the reports for `padding`, and for bug A with trained and with constant decays."""
+    """Return rows on what anomaly detection reports of `padding`'s fault, and of bug A with w trained or constant."""
     padded, first, _ = show().rows
     others = [show(gate=-1.84).rows[0], show(form="right", gate=-50.0).rows[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))

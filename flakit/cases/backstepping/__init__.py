@@ -111,10 +111,8 @@ def run(
     rebuilt: str = "by division",
     arriving: tuple[Tensor, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Run RWKV6 or RWKV7 token by token in float32, gradients from rebuilt states; returns what `evaluate` does.
-
-    x: as from `flakit.inputs(op, …)`. arriving: the gradients of o and the final state; default: `cotangents`.
-    """
+    """Run RWKV6 or RWKV7 token by token in float32, gradients from rebuilt states; returns what `evaluate` does. x: as
+    from `flakit.inputs(op, …)`. arriving: the gradients of o and the final state; default: `cotangents`."""
     of = operator(op)
     do, dlast = cotangents(op, x) if arriving is None else arriving
     scale = of.scale(x)
@@ -140,7 +138,7 @@ def run(
 
 
 def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[str, Tensor]:
-    """Draw three chunks with an initial state; channel i of K has the natural-log decay w i / K, i from 1."""
+    """Draw inputs of three chunks with an initial state; the K channels have the log decays w / K, 2 w / K, … w."""
     x = make_inputs(op, T=CHUNKS * chunk, H=H, K=K, V=V, decay=-1.0, initial_state=True, seed=seed)
     return x | {"w": (w * torch.arange(1, K + 1) / K).expand_as(x["w"]).contiguous()}
 
@@ -172,7 +170,8 @@ def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: rebuilt states of one head, their errors over all heads, and every tensor's error."""
+    """The result of `show`: its rows, the errors of the rebuilt states of one head by token and of all heads by tokens
+    walked back, and the error of each output and gradient."""
 
     w: Tensor
     """Log decays of the channels, [K]."""
@@ -197,7 +196,8 @@ def show(
     rebuilt: Annotated[str, REBUILT] = "by division",
     seed: int = 0,
 ) -> Shown:
-    """Measure the errors of states rebuilt `chunk` tokens back at natural-log decays down to w, and their onset."""
+    """Rebuild the states of random inputs with natural-log decays down to w <= 0. Return the error of the row with the
+    strongest decay, the |w| from which it is wrong, both beside the law, and the gradients' errors."""
     x = inputs(w, chunk, op, seed)
     off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
     results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)
@@ -224,7 +224,7 @@ def _in_words(error: float) -> float | str:
 
 
 def reproduce() -> list[Row]:
-    """Return rows for three decays over 16 tokens, the limit of each chunk length, and states computed forward."""
+    """Return rows on three decays over 16 tokens, on the |w| from which each chunk length fails, and on the cure."""
     rows = [show(w=w).rows[1] for w in (-STRONGEST, -1.0, -1.5)]
     rows += [show(w=-STRONGEST, chunk=chunk, op=op).rows[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
     return rows + show(rebuilt="forward again").rows

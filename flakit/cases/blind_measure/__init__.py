@@ -23,7 +23,7 @@ TOLERANCE = 0.005
 
 
 class Accepted(NamedTuple):
-    """The largest accepted number of zeroed elements, their share of all elements, and the measures of that error."""
+    """How many elements (`lost`) a tolerance accepts as zeros, their share of all, and other measures of the error."""
 
     lost: int
     share: float
@@ -41,10 +41,8 @@ def ratios(flat: Tensor) -> Tensor:
 
 
 def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
-    """Zero elements from the first on until |got - truth| / |truth| would exceed the tolerance.
-
-    truth: [..., *], of N elements. ratio: its `ratios`, [N]. Errors are measured in float64.
-    """
+    """Zero elements from the first on until |got - truth| / |truth| would exceed the tolerance. truth: [..., *], of N
+    elements. ratio: its `ratios`, [N]. Errors are measured in float64."""
     lost = int((ratio <= tolerance).sum())
     got = truth.detach().double().flatten().clone()
     got[:lost] = 0
@@ -53,7 +51,7 @@ def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: a tensor whose first elements are zeroed, and three error measures against their number."""
+    """The result of `show`: its rows, a tensor with its first elements zeroed, error measures by their number."""
 
     tolerance: float
     size: int
@@ -84,8 +82,9 @@ def show(
     size: Annotated[int, Range(2**14, 2**20, log=True)] = 2**20,
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement for `size` standard normal numbers in rows of 64 and one accepted ratio. Raises
-    ValueError unless size is a multiple of 64."""
+    """Measure which fraction of `size` normal numbers, in rows of 64, may be zero at a tolerated ratio of root mean
+    squares, beside the prediction of `law`, and whether other measures see it. Raises ValueError unless size is a
+    multiple of 64."""
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)
@@ -122,5 +121,5 @@ def _rows(accepted: Accepted, tolerance: float, size: int) -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """Return the fraction of elements that a ratio of 0.005 accepts, and whether the other measures detect them."""
+    """Return rows on the fraction of elements that a ratio of 0.005 accepts, and on whether others detect it."""
     return show().rows

@@ -102,10 +102,10 @@ def overwriting_chunk(
 
 
 def perturbed(inputs: Mapping[str, Tensor], size: float = 1e-3, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Compare two float64 runs of RWKV6 whose initial states differ by `size` * randn: does the difference grow?
+    """Run RWKV6 twice in float64 from initial states that differ by `size` * randn: does the difference grow?
 
-    Returns |S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, measured and predicted, [T] each. The prediction multiplies row k
-    of the difference by e^{w_k} at every token. w may be positive.
+    inputs: r, k, v, w and u; w may be positive. Returns |S'_t - S_t| / |S'_0 - S_0| for t = 1 … T, measured and
+        predicted, [T] each. The prediction multiplies row k of the difference by e^{w_k} at every token.
     """
     x = {name: inputs[name].detach().double() for name in ("r", "k", "v", "w", "u")}
     B, _, H, K = x["r"].shape
@@ -136,7 +136,7 @@ def switches(
 def _forms(
     inputs: Mapping[str, Tensor], scale: bool, aliasing: bool, precision: bool, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of `REPORTED` from the chunk form and from the recurrent one; the causes as in `switches`."""
+    """Return the tensors of `REPORTED` from the chunk form and from the recurrent one; causes as in `switches`."""
     x = {**inputs, "w": inputs["w"].clone()}
     chunk = run(x, scale=1.0 if scale else None, seed=seed)
     if precision:
@@ -164,7 +164,8 @@ def default_scale(inputs: Mapping[str, Tensor]) -> float:
 
 
 def law(inputs: Mapping[str, Tensor], *, scale: bool = False) -> float:
-    """Predict the factor between the two forms of o and every gradient: all are linear in the scale."""
+    """Predict the factor by which the chunk form's o and gradients differ from the recurrent form's. scale: whether the
+    chunk form has scale 1 and the recurrent one K^-0.5; all tensors are linear in the scale."""
     return 1 / default_scale(inputs) if scale else 1.0
 
 
@@ -178,7 +179,7 @@ def step_at(x: float, digits: int = 8) -> float:
 
 
 class Repaired(NamedTuple):
-    """How far the initial state's gradient from bfloat16 products and float32 sums is off."""
+    """The initial state's gradient from bfloat16 products and float32 sums, compared with a recurrence in float32."""
 
     worst: float  # largest difference of the two, both rounded to bfloat16
     step: float  # distance between bfloat16 numbers at that element
@@ -257,7 +258,7 @@ def published(device: str = "cuda") -> tuple[str, list[Mapping]]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the tensors of `REPORTED` from both forms, and each fit of chunk to recurrent."""
+    """The result of `show`: its rows, the tensors of `REPORTED` from both forms, and for each tensor its fit."""
 
     chunk: Mapping[str, Tensor]
     recurrent: Mapping[str, Tensor]
@@ -278,7 +279,8 @@ def show(
     V: Annotated[int, Range(4, 128, 4)] = 64,
     seed: int = 0,
 ) -> Shown:
-    """Fit chunk as a multiple of recurrent, causes switched on as in `switches`; the `law` covers only the scale."""
+    """Fit each tensor of the chunk form as a multiple of the recurrent form's, with the causes of `switches` turned on.
+    Return rows on factors and residuals, beside the prediction of `law` (for the scale alone), and the tensors."""
     x, rest, rows = inputs(B=1, T=T, H=2, K=K, V=V, seed=seed), 2 * rounding_error(torch.bfloat16), []
     chunk, recurrent = _forms(x, scale, aliasing, precision, seed)
     fits, predicted = {name: ratio(chunk[name], recurrent[name]) for name in REPORTED}, law(x, scale=scale)

@@ -1,4 +1,4 @@
-"""The picture of `chunk_vs_recurrent`: all elements of six tensors, one form against the other, in log-log maps."""
+"""The picture of `chunk_vs_recurrent`: each element of six tensors, chunk form against recurrent form, log-log."""
 
 import numpy as np
 from torch import Tensor

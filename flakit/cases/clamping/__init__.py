@@ -55,7 +55,7 @@ def scores(
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor, *, exclusive: bool = True) -> Tensor:
-    """Return the same scores without anchor or clamp, each pair from its own difference of cumulative decays."""
+    """Return the same scores as `scores`, but without anchor and clamp, from the difference of decays of each pair."""
     before = _before(w)
     seen, g = before[:-1] if exclusive else before[1:], before[1:]
     weights = (seen[:, None] - g[None, :]).clamp(max=0).exp()
@@ -83,7 +83,8 @@ def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exc
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns for one block; weights are [block, block], a row per output, a column per key."""
+    """The result of `show`: its rows and, for one block, exponents [block] and weights [block, block] (a row per
+    output, a column per key), right and clamped."""
 
     bound: float
     exponents: Tensor
@@ -121,8 +122,8 @@ def show(
     exclusive: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of the clamped scores at a uniform log decay w, and whether all are finite, beside the law.
-    Weights are for q and k of 1. Raises ValueError unless 0 <= anchor <= block."""
+    """Return the error of the clamped scores at a uniform log decay w <= 0 beside the prediction of `law`, whether all
+    are finite, and the weights of the pairs (for q = k = 1). Raises ValueError unless 0 <= anchor <= block."""
     if not 0 <= anchor <= block:
         raise ValueError(f"anchor: expected a token 0 ... {block - 1}, or {block} for behind the last, got {anchor}")
     q, k = torch.randn(2, 64, block, K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -259,7 +259,7 @@ def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: terms of dw in one channel of one head by token, [T]; errors of the whole tensor."""
+    """The result of `show`: its rows, the terms of dw for one channel by token, [T], and all formulas' errors."""
 
     rounding: str
     read: Tensor
@@ -285,7 +285,8 @@ def show(
     rounding: Annotated[str, ROUNDINGS] = "bfloat16",
     seed: int = 0,
 ) -> Shown:
-    """Compare dw by every formula at one decay (a profile, or a natural log <= 0), length and storage format."""
+    """Compute dw by each of `FORMULAS` at one decay (a profile of `flakit.inputs`, or a natural log < 0). Return each
+    formula's error beside the prediction of `predictions`, and its terms. rounding: the storage format."""
     setting = {"T": T, "decay": decay, "rounding": rounding, "seed": seed}
     (r, k, w, dr, dk, exact, dw), laws = _run(T, decay, rounding, seed), predictions(**setting)
     first = (0, slice(None), 0, 0)

@@ -139,7 +139,8 @@ def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: how far the final state's gradient reaches, and each token's gradients without it."""
+    """The result of `show`: its rows, how much of the final state's gradient reaches each token, and the norm of each
+    token's gradients, as computed and in float64."""
 
     on: str
     fault: bool
@@ -166,7 +167,8 @@ def show(
     fault: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Return each gradient's error beside the law. decay: a profile or a number. on, fault: as in `errors`."""
+    """Return the error of each gradient of RWKV6 beside the prediction of `law`, and the gradients by token. decay: a
+    profile of `flakit.inputs` or a natural log <= 0. on, fault: as in `errors`."""
     x = make_inputs("rwkv6", T=T, H=H, K=K, decay=decay, seed=seed)
     got, exact = _gradients(x, "rwkv6", on, fault)
     computed, true, difference = (
@@ -183,8 +185,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return each gradient's error. The report has 39-46% of dk, dv and dw for a loss on both o and the state, without
-    decay or length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone loses everything."""
+    """Return rows on each gradient's error. The report has 39-46% of dk, dv and dw for a loss on both o and the state,
+    without decay or length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone loses everything."""
     x = make_inputs("rwkv6", T=104, H=16, K=32, decay="rwkv6-wide")
     both, state, predicted = errors(x), errors(x, on="state"), law(x)
     return [

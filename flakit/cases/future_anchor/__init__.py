@@ -53,7 +53,7 @@ def outputs(
 
 
 def _cumulative(w: Tensor) -> Tensor:
-    """Return cumulative log decays [T, K], summed row by row so that no reduction depends on later rows."""
+    """Return cumulative log decays [T, K] of w [T, K], summed row by row so that no sum depends on later rows."""
     return torch.stack([w[: t + 1].sum(0) for t in range(len(w))])
 
 
@@ -70,7 +70,7 @@ def law(anchor: str, *, P: int, T: int = 16, block: int = 16) -> bool:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one block by token, before and after the decays of token P change."""
+    """The result of `show`: its rows, one block's decays, exponents and outputs before and after a change at P."""
 
     P: int
     row: int | None
@@ -95,10 +95,8 @@ def show(
     block: Annotated[int, (8, 16, 32, 64)] = 16,
     seed: int = 0,
 ) -> Shown:
-    """Change the decays at token P, and compare law and measurement: do the outputs before P change?
-
-    T: filled rows of a block of `block` rows. anchor: one of `ANCHORS`. Raises ValueError unless 0 <= P < T <= block.
-    """
+    """Change the decays at token P, and compare law and measurement: do the outputs before P change? T: filled rows of
+    a block of `block` rows. anchor: one of `ANCHORS`. Raises ValueError unless 0 <= P < T <= block."""
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
     if T > block:

@@ -1,4 +1,4 @@
-"""Training on synthetic data in which gates drift: predict the token two steps back, older ones are noise (`Delay`)."""
+"""Train models on synthetic data on which their gates drift: predict the token two steps back (the task `Delay`)."""
 
 import copy
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def reinitialised(trained: LanguageModel, part: str, op: str = "gsa", *, seed: i
 
 
 class Attempt(NamedTuple):
-    """Result of training continued with one part re-initialised. lost: 0 if that part cures the failure."""
+    """How a training went on after one part (`part`) was re-initialised: 0 in `lost` means that it is cured."""
 
     part: str
     lost: float
@@ -101,7 +101,8 @@ class Attempt(NamedTuple):
 
 
 def attempts(trained: LanguageModel, op: str = "gsa", *, steps: int = 20, seed: int = 0) -> list[Attempt]:
-    """Train on with the faulty kernel, each of the model's `parts` re-initialised in turn, and none: best first."""
+    """Find which part's re-initialisation cures a trained model: continue with the faulty kernel for each of `parts` in
+    turn, and for none. Return an `Attempt` each, the fewest failed steps first."""
     rows = []
     for part in ("nothing", *parts(trained)):
         start = trained if part == "nothing" else reinitialised(trained, part, op)

@@ -91,9 +91,7 @@ def _table() -> recordings.Recording:
 
 def recorded(kernel: str = "none", *, of: str = "") -> Drift:
     """Return the recorded run with one of `KERNELS`, from its first step. Its quantiles hold only the largest exponent.
-
-    of: with "right", one of `FATAL`: the recorded `resume`, from the state before that kernel's fatal step.
-    """
+    of: with "right", one of `FATAL`: the recorded `resume`, from the state before that kernel's fatal step."""
     rows = _table().select(kernel=one_of("kernel", kernel, KERNELS), since=of)
     drift = Drift("rwkv6", kernel, Run([row["loss"] for row in rows], [row["grad_norm"] for row in rows]))
     drift.first = int(rows[0]["step"])
@@ -107,7 +105,7 @@ def fatal_step(kernel: str = "none") -> int:
 
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
-    """Return the model and its optimizer as recorded before the fatal step of a kernel; of: one of `FATAL`."""
+    """Return the model and AdamW as recorded just before the fatal step of a kernel; of: one of `FATAL`."""
     stored, model = _stored(), initial()
     optimizer = adamw(model)
     for name, parameter in model.named_parameters():
@@ -182,10 +180,8 @@ def _run(
 def train_on(
     batch: Callable, kernel: str | Callable, model: LanguageModel, drift: Drift, *, scheme: str, **options
 ) -> Drift:
-    """Train a model on `batch` with this run's batch size and learning rate, skipping no step; fill in `drift`.
-
-    kernel: as in `resume`. scheme: its exponents are recorded. options: steps, warmup, … of `models.train`.
-    """
+    """Train a model on `batch` with this run's batch size and learning rate, skipping no step; fill in `drift`. kernel:
+    as in `resume`. scheme: its exponents are recorded. options: steps, warmup, … of `models.train`."""
     fixed = {"size": SEQUENCES, "T": TOKENS, "lr": RATE, "skip": False, "seed": SEED, "label": drift.kernel}
     return follow(model, drift, _operator(kernel), batch, scheme=scheme, **fixed, **options)
 
@@ -212,9 +208,7 @@ def _operator(kernel: str | Callable) -> Callable[..., Output]:
 @dataclass(frozen=True)
 class Replay:
     """One training step. tensors: the operator's r, k, v, w, u and o, and their gradients dr … do. loss: in nats.
-
-    gradients: those of the weights, by name.
-    """
+    gradients: those of the weights, by name."""
 
     loss: float
     tensors: Mapping[str, Tensor]

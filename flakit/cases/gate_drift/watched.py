@@ -59,10 +59,8 @@ def exponents(op: str, decay: Tensor, scheme: str = "first-row", *, chunk: int =
 
 @dataclass
 class Drift:
-    """The record of a training run and its gates. first: the number of its first step.
-
-    quantiles [steps, 5]: the 0, 10, 50, 90 and 100% quantiles of each step's `exponents`.
-    """
+    """The record of a training run and its gates. first: the number of its first step. quantiles [steps, 5]: the 0, 10,
+    50, 90 and 100% quantiles of each step's `exponents`."""
 
     op: str
     kernel: str

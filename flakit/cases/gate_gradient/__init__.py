@@ -45,7 +45,7 @@ def law(dtype: str = "float32", gate: str = "-exp") -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: x, its decays w, and the gradients dw and dx, [T, K] each, in the dtype."""
+    """The result of `show`: its rows, the gate's input x, its decays w, and the gradients dw and dx, [T, K] each."""
 
     x: Tensor
     w: Tensor
@@ -90,7 +90,8 @@ def show(
     gate: Annotated[str, GATES] = "-exp",
     seed: int = 0,
 ) -> Shown:
-    """Set one token's x in one channel. Return whether its gradient is finite, and the x from which it is NaN."""
+    """Set the gate's input x for one token and channel, and run RWKV6 behind it. Return whether dx is finite and the x
+    from which it is NaN, beside the prediction of `law`, and all gradients. gate: of `GATES`."""
     tensors = dict(zip(("x", "w", "dw", "dx", "o"), _gradients(x, DTYPES[dtype], gate, seed), strict=True))
     x, end = tensors["x"][TOKEN, CHANNEL].item(), law(dtype, gate)  # rounded to the dtype
     *_, true, _ = _gradients(x, torch.float64, "-exp" if gate == "log_decay" else gate, seed)

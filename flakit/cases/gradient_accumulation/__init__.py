@@ -270,7 +270,7 @@ PARTS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one step on the same sequences, cut into each number of micro-batches of `PARTS`."""
+    """The result of `show`: its rows, and one optimizer step on the same sequences in each number of micro-batches."""
 
     accumulation: int
     contract: str
@@ -301,7 +301,8 @@ def show(
     contract: Annotated[str, CONTRACTS] = "takes **kwargs",
     mixer: Annotated[str, MIXERS] = "rwkv7",
 ) -> Shown:
-    """Return the factors on reported loss and gradient beside the law, for one accumulation, contract and mixer."""
+    """Return by what factors reported loss and gradient of one step differ from the plain loop's, beside the prediction
+    of `law`. accumulation: micro-batches per step. contract: of `CONTRACTS`. mixer: of `models.MIXERS`."""
     cuts = {parts: cut(contract, parts, mixer) for parts in PARTS}
     plain, gradients = _plain(mixer, 0)
     now, gradient = cuts[accumulation], torch.cat([grad.flatten() for grad in gradients])

@@ -55,10 +55,8 @@ LARGEST |= {"tf32": torch.finfo(torch.float32).max, "float32": torch.finfo(torch
 
 
 def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Tensor:
-    """Return C unit keys, [C, K] float64: a common direction, plus a random one of length `spread` for each.
-
-    spread: 0 repeats one token C times; 1 gives about 60 degrees between two tokens. Raises ValueError below 0.
-    """
+    """Return C unit keys, [C, K] float64: a common direction, plus a random one of length `spread` for each. spread: 0
+    repeats one token C times; 1 gives about 60 degrees between two tokens. Raises ValueError below 0."""
     if not spread >= 0:
         raise ValueError(f"spread: expected 0 or more, got {spread!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -153,7 +151,8 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """Predict the largest alpha at which, for C equal tokens, no power in the product form overflows.
+    """Predict the largest alpha for which no power of L overflows in the "product" form of `invert`, for C equal tokens
+    with natural-log decay w.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 
@@ -197,10 +196,8 @@ def inputs(
 def run(
     inputs: Mapping[str, Tensor], form: str = "product", rounding: str = "float32", *, chunk: int = 16
 ) -> dict[str, Tensor]:
-    """Run RWKV7 forward and backward in chunks with one form of the inverse, everything else in float32.
-
-    inputs: as from `flakit.inputs("rwkv7", ...)`. Returns `TENSORS["rwkv7"]`; compare with `truth("rwkv7", inputs)`.
-    """
+    """Run RWKV7 forward and backward in chunks with one form of the inverse, everything else in float32. inputs: as
+    from `flakit.inputs("rwkv7", ...)`. Returns `TENSORS["rwkv7"]`; compare with `truth("rwkv7", inputs)`."""
 
     class WithInverse(RWKV7):
         inverse = staticmethod(lambda A: invert(A, form, rounding))
@@ -226,7 +223,8 @@ def _in_words(error: float) -> float | str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns for one chunk: the inverse by each form, and its element with the largest power of L."""
+    """The result of `show`: its rows, the inverse of one chunk by each form, the terms L, L^2, … of the element that
+    has the largest, and errors against alpha."""
 
     element: tuple[int, int]
     terms: Tensor
@@ -258,7 +256,8 @@ def show(
     C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> Shown:
-    """Return each form's error for C keys that differ by `spread`, and the alpha from which the product overflows."""
+    """Invert I - L by each form for C keys that differ by `spread`. Return the errors, that of the product beside the
+    prediction of `law`, and the alpha from which the product overflows. w: natural-log decay <= 0."""
     L = matrix(alpha, w, spread, C=C)
     measured, predicted, nan = errors(L, rounding), law(L, rounding), math.nan
     rows = [

@@ -52,7 +52,7 @@ def inputs(
 
 @dataclass(frozen=True)
 class Growth:
-    """How the recurrence grows: sizes over time, and the fraction of finite and of NaN values, by tensor."""
+    """How a recurrence grows: sizes of state and output over time, and each tensor's finite and NaN fraction."""
 
     rows: Tensor  # largest |S_t| of every row of every state, [T, B H K]
     state: Tensor  # largest |S_t|
@@ -139,7 +139,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the growth of each row of the state, measured and predicted, the fastest row first."""
+    """The result of `show`: its rows, the size of each row of the state by token, measured and predicted, the fastest
+    first, and the fraction of each tensor that is finite."""
 
     decay: tuple[float, float]
     """The smallest and the largest w."""
@@ -166,7 +167,8 @@ def show(
     dtype: Annotated[str, DTYPES] = "float32",
     seed: int = 0,
 ) -> Shown:
-    """Return, for one formula of w, the onset beside the law, the finite fractions, and whether operators refuse w."""
+    """Run RWKV6 with w from the formula `FED[fed]`. Return the token at which the state overflows beside the prediction
+    of `law`, the finite fraction of each tensor, and whether flakit's operators refuse w."""
     x, kind = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed), DTYPES[dtype]
     w, growth = x["w"], run(x, kind)
     rows = [

@@ -53,7 +53,7 @@ def _exponents(w: Tensor, exclusive: bool) -> Tensor:
 
 
 def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """Return the exponentials, and the weights that the mask leaves, both [..., C, C, K] like the exponents."""
+    """Return exp of all pairs' log decays [..., C, C, K], and the weights that the mask leaves of it, same shape."""
     C = exponents.shape[-2]
     past = torch.ones(C, C, dtype=torch.bool, device=exponents.device).tril(-1 if exclusive else 0)[..., None]
     if mask == "before":
@@ -111,7 +111,8 @@ def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, toler
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one channel of one chunk, [C, C], a row per output, a column per key."""
+    """The result of `show`: its rows and, for one channel of one chunk, exponents, weights and gradients of all pairs,
+    [C, C], a row per output, a column per key."""
 
     exponents: Tensor
     made: Tensor
@@ -135,8 +136,8 @@ def show(
     mask: Annotated[str, MASKS] = "where",
     exclusive: bool = True,
 ) -> Shown:
-    """Return at one uniform log decay w, chunk and mask which tensors are finite, and the |w| from which each is not.
-    Operands have size 1."""
+    """Run one chunk at a uniform log decay w <= 0. Return rows on which tensors are finite and the |w| from which each
+    is not, beside the prediction of `law`, and the weights of all pairs. mask: of `MASKS`. Operands are ±1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
     results = run(x, mask, exclusive=exclusive)
@@ -156,8 +157,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the |w| per token from which a tensor is NaN, predicted and measured, by mask and tensor. The report's
-    masks are those that read after the decay."""
+    """Return rows on the |w| per token from which a tensor is NaN, by mask and tensor. The report's masks are those
+    that read after the decay."""
     thread = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):

@@ -24,8 +24,8 @@ GUARDS = {"d < 0": torch.lt, "d <= 0": torch.le}
 
 
 def weights(w: Tensor, guard: str = "d < 0") -> Tensor:
-    """Return guarded exp(g_i - g_j) for every pair j < i of a chunk, [C, C], from one head's log decays w [C]. Raises
-    ValueError for an unknown guard."""
+    """Return the weights exp(d) of all pairs j < i of a chunk, [C, C], d = g_i - g_j from one head's log decays w [C];
+    0 where the guard does not hold for d. Raises ValueError for an unknown guard."""
     one_of("guard", guard, GUARDS)
     g = w.cumsum(0)
     d = g[:, None] - g[None, :]
@@ -50,7 +50,8 @@ def chunk(C: int = 64, share: float = 0.5, *, w: float = -0.1, seed: int = 0) ->
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns for one chunk; maps of pairs are [C, C], a row per output, a column per key."""
+    """The result of `show`: its rows and, for one chunk, d and the weights of all pairs [C, C] (a row per output, a
+    column per key), right and guarded, and each output's error [C]."""
 
     w: Tensor
     """Log decays [C]."""
@@ -75,7 +76,8 @@ def show(
     w: Annotated[float, FINITE_DECAY] = -0.1,
     seed: int = 0,
 ) -> Shown:
-    """Return the number of lost pairs beside the law, and the error of the outputs. share: of tokens without decay."""
+    """Draw one chunk in which a fraction `share` of the tokens has decay 0, the others w. Return the number of pairs
+    that the guard loses beside the prediction of `law`, and the outputs' error."""
     decays = chunk(C, share, w=w, seed=seed)
     q, k, v = torch.randn(3, C, 64, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     guarded, right = (weights(decays, guard) for guard in GUARDS)

@@ -74,7 +74,8 @@ def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tup
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: errors of one sequence over ranks. The loss is a randomly weighted sum of the outputs."""
+    """The result of `show`: its rows and, by head, the relative errors of D at each slice and of each token's dv,
+    measured and predicted. The loss is a randomly weighted sum of the outputs."""
 
     fault: str
     ranks: int
@@ -108,7 +109,8 @@ def show(
     fault: Annotated[str, FAULTS] = FAULTS[0],
     seed: int = 0,
 ) -> Shown:
-    """Compare law and measurement over ranks. Head h of 4 has the uniform log decay w (1 + h * spread)."""
+    """Run RWKV6 over 64 tokens in `ranks` slices with one of `FAULTS`. Return the errors of D, dv, o and the initial
+    state's gradient beside the prediction of `law`. Head h of 4 has the uniform log decay w (1 + h * spread)."""
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)

@@ -60,7 +60,8 @@ SCHEME = "previous-row"
 
 
 class _Padded(Products):
-    """`Products` in which the rows beyond token T have the values that a kernel loads there. w: [B, H, N, C, K]."""
+    """`Products` of the first T rows of w [B, H, N, C, K], in which the rows beyond T, padding, have the values that a
+    kernel loads there. form: one of `FORMS`."""
 
     def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **options):
         super().__init__(w, SCHEME, inclusive=inclusive, **options)
@@ -100,8 +101,8 @@ def _check(op: str, form: str) -> None:
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
-    """Return a function (w, inclusive=…) -> `Products` of T tokens with this padding; options: backend, chunk and block
-    as in `run`."""
+    """Return a function products(w, inclusive=…) that builds the `Products` of T tokens with padding as `form` says,
+    one of `FORMS`. options: backend, chunk and block as in `run`."""
     return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 
@@ -131,7 +132,7 @@ def run(
 
 
 class Anchor(NamedTuple):
-    """A key block of the last chunk in whose gradient padding rows are summed, with its anchor."""
+    """A key block of the last chunk whose gradient sums padding rows: its tokens and the gates in its exponent."""
 
     rows: range
     """The tokens of the block, whose gradients become NaN."""
@@ -140,7 +141,8 @@ class Anchor(NamedTuple):
 
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
-    """Return the key blocks whose gradient sums padding rows, that with the most gates in its exponent first."""
+    """Return the key blocks of the last chunk whose gradient sums padding rows, that with the most gates in its
+    exponent first. Raises ValueError for T < 1 or an unknown form."""
     one_of("form", form, FORMS)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")
@@ -218,7 +220,7 @@ def onset(
 
 
 class Clamp(NamedTuple):
-    """The effect of clamping the log decays from below at `bound`."""
+    """What a lower bound on the log decays does: the error of o, and whether the faulty kernel's gradient is finite."""
 
     bound: float
     kept: float
@@ -287,7 +289,8 @@ def tokens(lost: Tensor, first: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the last chunk of a sequence. Rows of `gradient` and `right` are channels."""
+    """The result of `show`: its rows and, for the last chunk of a sequence, the gates as loaded, the exponents of each
+    row and the key's gradient [channels, tokens], and the limit of the gate by number of tokens."""
 
     op: str
     form: str
@@ -326,7 +329,8 @@ def show(
     chunk: Annotated[int, (32, 64, 128)] = 64,
     block: Annotated[int, (8, 16, 32)] = 16,
 ) -> Shown:
-    """Return, for one length and gate (natural log), the tokens whose key gradient is NaN, and the onset."""
+    """Run an operator over T tokens with a uniform gate <= 0 (natural log). Return the tokens whose key gradient is NaN
+    and the gate from which it is, beside the predictions. form: of `FORMS`. uneven: as in `inputs`."""
     sizes = {"chunk": chunk, "block": block}
     x = inputs(T, gate, op=op, uneven=uneven)
     results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
@@ -369,7 +373,7 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the lost tokens at the report's lengths and gates (o is never lost), and on its clamps."""
+    """Return rows on the tokens with NaN key gradients at the report's lengths and gates, and on its clamps."""
     rows = []
     for T, gates in RECORDED.items():
         for gate, recorded in gates.items():

@@ -45,10 +45,8 @@ ROUNDED = _rounding()
 
 
 def product(x: Tensor, y: Tensor, way: str) -> Tensor:
-    """Return x @ y of float64 matrices with factors rounded as `way` says, one of `WAYS`, and sums in float64.
-
-    "three TF32": x = x0 + x1, with x0 = x rounded to TF32 and x1 the rest; x0 y0 + x0 y1 + x1 y0.
-    """
+    """Return x @ y of float64 matrices with factors rounded as `way` says, one of `WAYS`, and sums in float64. "three
+    TF32": x = x0 + x1, with x0 = x rounded to TF32 and x1 the rest; x0 y0 + x0 y1 + x1 y0."""
     bits = BITS[way]
     x0, y0 = rounded(x, bits), rounded(y, bits)
     if way != "three TF32":
@@ -72,7 +70,8 @@ def law(chunks: int, way: str = "TF32") -> float:
 
 
 def transitions(chunks: int, seed: int = 0) -> Tensor:
-    """Draw transitions [chunks, K, K]: products of I - 2 κ κ^T over 64 tokens, |κ| = 1: RWKV7 with w = 0, b = -2 a."""
+    """Draw the transition matrices of chunks, [chunks, K, K] float64: each the product over 64 tokens of I - 2 κ κ^T
+    with |κ| = 1, as of RWKV7 with w = 0, b = -2 a."""
     keys = torch.randn(CHUNK, chunks, K, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     keys = torch.nn.functional.normalize(keys, dim=2)
     M = torch.eye(K, dtype=torch.float64).expand(chunks, K, K)
@@ -83,7 +82,7 @@ def transitions(chunks: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the error of a product of transition matrices after 2, 4, 8 … and all chunks."""
+    """The result of `show`: its rows, and the error of the product of 2, 4, 8, … and of all transition matrices."""
 
     way: str
     chunks: tuple[int, ...]
@@ -95,7 +94,8 @@ class Shown(Measured):
 def show(
     *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
 ) -> Shown:
-    """Return the error of a chain of `chunks` chunks of 64 tokens without decay beside the law; way: of `WAYS`."""
+    """Multiply the transition matrices of `chunks` chunks of 64 tokens without decay, products as `way` says, one of
+    `WAYS`. Return the error of the product beside the prediction of `law`."""
     true = got = torch.eye(K, dtype=torch.float64)
     counts, errors, laws = [], [], []
     for n, M in enumerate(transitions(chunks, seed), 1):

@@ -67,7 +67,7 @@ def spread(true: Tensor, dtype: str, between: bool = True) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the state after each token, rounded and in float64, [T] each."""
+    """The result of `show`: its rows, and the state after each token, rounded and in float64, [T] each."""
 
     rounded: Tensor
     true: Tensor
@@ -93,7 +93,8 @@ def show(
     between: bool = True,
     seed: int = 0,
 ) -> Shown:
-    """Return the state after `tokens` writes without decay, beside the law. writes, between: as in `written`, `run`."""
+    """Add one write per token to a state without decay. Return the last state beside the prediction of `law`, or for
+    random writes whether its error is that of the roundings. writes, between: as in `written` and `run`."""
     v = written(tokens, writes, seed)
     rounded, true = run(v, dtype, between=between).double(), v.double().cumsum(0)
     lost = ((rounded[-1] - true[-1]).abs() / true.abs().max()).item()

@@ -28,7 +28,7 @@ SIZES = (16, 32, 64, 128)
 
 
 def shares(V: int, block: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Return for each block of v's columns, so each program, RWKV6's outputs and gradients from that block alone."""
+    """Return the outputs and gradients of RWKV6 that each program computes, from its block of v's columns alone."""
     x = inputs("rwkv6", T=T, H=1, K=K, V=V, decay=-0.3, seed=seed)
     do, _ = cotangents("rwkv6", x, grad_seed=seed)
     partial = []
@@ -53,7 +53,7 @@ def law(V: int, block: int) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one gradient as stored and the true one, [T, K] each, and the errors of all by name."""
+    """The result of `show`: its rows, one gradient as stored and as it should be, [T, K] each, and all errors."""
 
     stored: Tensor
     true: Tensor
@@ -75,7 +75,8 @@ def show(
     summed: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of one gradient that sums over v's columns beside the law. summed: True for the cure."""
+    """Compute RWKV6 in V / block programs, one per block of v's columns. Return the error of one gradient if the last
+    partial sum remains beside the prediction of `law`. summed: True for the cure, all partial sums added."""
     parts = shares(V, block, seed)
     true = {name: sum(part[name].double() for part in parts) for name in SHARED}
     stored = true if summed else {name: parts[-1][name].double() for name in SHARED}

@@ -8,12 +8,12 @@ other numbers.
 As reported (this kit's own Triton forms, November 2026): relative errors from 0.8 to inf, depending on the contents of
 the memory, without a message. As measured: every tensor with a time axis was made contiguous before the kernel, but not
 the offsets, and their check used `.tolist()`, which respects strides: the numbers checked were not those read. If each
-offset lies beside the end of its sequence in memory, the kernel reads every offset twice, and the second half of the
-sequences is never computed: the first half is right, the rest is uninitialised memory. The cure is one `.contiguous()`,
-or the stride as an argument.
+offset lies beside its sequence's end, the kernel reads every offset twice, and never computes the second half of the
+sequences: the first half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as
+an argument.
 
-`run` computes RWKV6 in this way. From the numbers in memory the `law` predicts the fraction of tokens that are wrong,
-and the fraction that no program computes.
+`run` computes RWKV6 in this way. From the numbers in memory `law` predicts the fraction of tokens that are wrong and
+that no program computes.
 """
 
 import math
@@ -161,7 +161,7 @@ def _wrong(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the memory that holds the offsets, the numbers read from it, and the tokens' errors."""
+    """The result of `show`: its rows, the memory around the offsets, what the kernel reads, each token's error."""
 
     memory: list[int]
     """The numbers in memory from the first offset to the last."""
@@ -192,7 +192,8 @@ def show(
     length: Annotated[int, Range(2, 32)] = 10,
     seed: int = 0,
 ) -> Shown:
-    """Return the fractions of wrong and missing tokens beside the law, for random packed sequences in one layout."""
+    """Run RWKV6 over random packed sequences of about `length` tokens. Return the fractions of wrong and of missing
+    tokens beside the prediction of `law`. layout: of `LAYOUTS`. raw: the fault, as in `run`."""
     device, backend = kernel_place()
     laid_out = LAYOUTS[layout](offsets(sequences, length, device=device, seed=seed))
     ends, stride = laid_out.tolist(), laid_out.stride(0)

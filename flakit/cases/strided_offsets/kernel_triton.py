@@ -12,10 +12,8 @@ def packed_kernel(
     r, k, v, w, o, offsets, stride, scale, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """o_t = scale r_t^T S, S <- diag(e^{w_t}) S + k_t v_t^T over the tokens of one sequence, from an empty S.
-
-    In registers: S [BK, BV]. Tokens outside 0 … T - 1 are skipped: offsets read at a wrong stride may be any numbers.
-    """
+    """o_t = scale r_t^T S, S <- diag(e^{w_t}) S + k_t v_t^T over the tokens of one sequence, from an empty S. In
+    registers: S [BK, BV]. Tokens outside 0 … T - 1 are skipped: offsets read at a wrong stride may be any numbers."""
     i_n, i_h = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + i_n * stride), tl.load(offsets + (i_n + 1) * stride)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)

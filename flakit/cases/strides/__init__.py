@@ -81,7 +81,8 @@ def read_blindly(inputs: Mapping[str, Tensor], names: Mapping[str, str]) -> dict
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: the rows [T, H] of the first sequence, D numbers each. Row t H + h is token t, head h."""
+    """The result of `show`: its rows and, for the rows [T, H] of the first sequence, D numbers each, which row belongs
+    there and which one a kernel reads that assumes contiguous memory. Row t H + h is token t, head h."""
 
     layout: str
     shape: tuple[int, int, int, int]
@@ -104,7 +105,8 @@ def show(
     H: Annotated[int, Range(1, 32)] = 4,
     D: Annotated[int, Range(1, 128)] = 64,
 ) -> Shown:
-    """Return the misread fraction of a tensor [B, T, H, D] in one layout, its elements 1, 2, …, beside the law."""
+    """Read a tensor [B, T, H, D] of the numbers 1, 2, … in one layout of `LAYOUTS` as a kernel does that assumes
+    contiguous memory. Return the fraction misread beside the prediction of `law`."""
     shape, sizes = (B, T, H, D), [B, T, H, D]
     meant = LAYOUTS[layout](torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape))
     read = blind(meant)

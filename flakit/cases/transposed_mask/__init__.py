@@ -56,7 +56,7 @@ def inputs(
 
 
 class DoesNotCompile(ValueError):
-    """A mask [BK, BV] does not fit a tile [BV, BK]; raised when the kernel is compiled, and by `run` in PyTorch."""
+    """The mask [BK, BV] does not fit the tile [BV, BK]. Raised by the kernel's compilation and by `run` in PyTorch."""
 
 
 class Run(NamedTuple):
@@ -69,7 +69,7 @@ class Run(NamedTuple):
 def run(
     inputs: Mapping[str, Tensor], BK: int = 32, BV: int = 32, *, transposed: bool = True, backend: str | None = None
 ) -> Run:
-    """Return dr of RWKV6, with the initial state loaded in tiles [BV, BK] under the right or the transposed mask.
+    """Return dr of RWKV6 and the initial state as loaded in tiles [BV, BK] under the right or the transposed mask.
 
     inputs: as from `inputs`; the bonus is ignored. The gradient of o is that of `numerics.evaluate`. backend: "triton"
         for the kernel itself, "torch" for the same in PyTorch; default as in the operators. Raises `DoesNotCompile` for
@@ -185,7 +185,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: a state [K, V] as the kernel loads it, and the number of wrong entries at other sizes."""
+    """The result of `show`: its rows, a state [K, V], true and as the kernel loads it, and the law at other sizes."""
 
     tile: tuple[int, int]
     """BK, BV."""
@@ -210,7 +210,8 @@ def show(
     BV: Annotated[int, (16, 32, 64, 128)] = 32,
     transposed: bool = True,
 ) -> Shown:
-    """Return the number of wrong entries of a state [K, V] loaded in tiles BK x BV beside the law, and dr's error."""
+    """Load a random state [K, V] in tiles BK x BV, with the kernel if this process can run it. Return the number of
+    wrong entries beside the prediction of `law`, and the error of dr. transposed: the fault."""
     (device, backend), x, tile = kernel_place(), inputs(K, V, T=1), (BK, BV)
     state, predicted = x["initial_state"][0, 0], law(K, V, BK, BV) if transposed else 0
     what, refused = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries", "does not compile"

@@ -72,7 +72,7 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: each token's largest logit, [T], and the parts of its gradient, divided by the scale."""
+    """The result of `show`: its rows, each token's largest logit, [T], and the parts of the gradient of that logit."""
 
     largest: Tensor
     alone: Tensor
@@ -89,7 +89,8 @@ class Shown(Measured):
 def show(
     *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
 ) -> Shown:
-    """Return the fraction of the term that remains after the loss is scaled and its gradient divided, in float64."""
+    """Multiply a loss by `scale` and divide its gradient by it. Return the fraction of the term in the gradient that
+    remains beside the prediction of `law`, in float64. way: of `WAYS`."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(T, VOCAB, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(VOCAB, (T,), generator=generator)

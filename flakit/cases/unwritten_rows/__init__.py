@@ -38,10 +38,8 @@ def written(tokens: int, seed: int = 0) -> Tensor:
 def run(
     dk: Tensor, padding: int, memory: str = "NaN", times: float = 1.0, *, zeroed: bool = False, seed: int = 0
 ) -> Tensor:
-    """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents.
-
-    memory: one of `MEMORY`; ValueError for others. times: the earlier tensor's RMS relative to dk's. zeroed: the cure.
-    """
+    """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents. memory: one
+    of `MEMORY`; ValueError for others. times: the earlier tensor's RMS relative to dk's. zeroed: the cure."""
     one_of("memory", memory, MEMORY)
     behind = torch.zeros(padding, CHANNELS)
     if memory == "NaN":
@@ -75,7 +73,7 @@ def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> f
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: dk with the padding rows, and the weight's gradient dW from it."""
+    """The result of `show`: its rows, dk with padding rows, and the weight's gradient from it, computed and true."""
 
     dk: Tensor
     """[rows, CHANNELS]"""
@@ -103,7 +101,8 @@ def show(
     zeroed: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of dW beside the law, by the previous contents of the padding rows' memory. zeroed: the cure."""
+    """Return the error of a weight's gradient dW beside the prediction of `law`, for packed sequences with rows of
+    padding. memory: of `MEMORY`, what the padding holds. times: as in `run`. zeroed: the cure."""
     dk = written(tokens, seed)
     back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
     right = torch.cat((dk, torch.zeros(padding, CHANNELS)))

@@ -44,8 +44,7 @@ def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int
 
 
 def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
-    """Return o [B, T, H, V] of RWKV7 from the last `keep` tokens alone, the current one included. Raises ValueError for
-    keep < 1."""
+    """Return o [B, T, H, V] of RWKV7 from the last `keep` tokens alone; raises ValueError for keep < 1."""
     if keep < 1:
         raise ValueError(f"keep: expected at least 1 token, got {keep}")
     B, T = inputs["r"].shape[:2]
@@ -108,7 +107,8 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns, with the test's decays and with the model's: contributions to o by distance, and errors."""
+    """The result of `show`: its rows and, each for the test's decays and the model's, the contributions to o by
+    distance and the error of o from `forgetful`."""
 
     keep: int
     seen: tuple[Tensor, Tensor]
@@ -134,7 +134,8 @@ def show(
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
 ) -> Shown:
-    """Return the error of keeping `keep` tokens beside the law, for both decays, and whether 0.005 accepts it."""
+    """Compare RWKV7 with an operator that sees the last `keep` tokens alone. Return its error with the test's decays
+    beside the prediction of `law` and with the model's, and whether a tolerance of 0.005 accepts it."""
     x, o, seen = _drawn(K, T, seed)
     fast, real = (relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     predicted = law(keep, K)

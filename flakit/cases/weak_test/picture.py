@@ -1,5 +1,4 @@
-"""The picture of `weak_test`: contributions to an output by distance, for both decays, and what is forgotten of
-them."""
+"""The picture of `weak_test`: contributions to an output by distance, for both decays, read and forgotten ones."""
 
 import numpy as np
 

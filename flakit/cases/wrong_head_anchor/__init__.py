@@ -31,9 +31,7 @@ def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
 
 def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str = "torch") -> Tensor:
     """Return A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K], w natural log.
-
-    wrong: use the faulty anchor. backend: "triton" for the kernel, on a GPU or interpreted, in float32; or "torch".
-    """
+    wrong: use the faulty anchor. backend: "triton" for the kernel, on a GPU or interpreted, in float32; or "torch"."""
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
         from ..block_scores_triton import scores as kernel
@@ -45,7 +43,7 @@ def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str 
 
 
 def exact(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    """Return the same scores in float64, each pair's decay from its own difference, without an anchor."""
+    """Return the same scores as `scores` in float64, from each pair's difference of decays, without an anchor."""
     q, k, g = q.double(), k.double(), w.double().cumsum(0)
     return torch.einsum("ihc,jhc,ijhc->hij", q, k, (g[:, None] - g[None]).clamp(max=0).exp()).tril()
 
@@ -69,7 +67,7 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
 
 @functools.lru_cache(maxsize=2)
 def _begins(H: int, block: int, spread: float, wrong: bool) -> float:
-    """Return the onset for `decays`, from the kernel if this process can run it. It is the same for every w."""
+    """Return the onset for `decays`, measured with the kernel if this process can run it."""
     device, backend = kernel_place()
     return onset(decays(block, H, spread=spread).to(device), wrong=wrong, backend=backend)
 
@@ -81,7 +79,7 @@ def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> 
 
 @dataclass(frozen=True)
 class Anchored:
-    """The exponents and scores that result from one anchor, the wrong or the right one."""
+    """What follows from one anchor row for each head: exponents and factors [block, H], and the scores."""
 
     rows: list[tuple[int, int]]
     """The token and the head of the row that each head uses as its anchor."""
@@ -97,7 +95,7 @@ class Anchored:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: one block at one decay, with the wrong and with the right anchor."""
+    """The result of `show`: its rows, and one block's decays, exponents and scores with either anchor."""
 
     K: int
     g: Tensor
@@ -120,8 +118,9 @@ def show(
     w: Annotated[float, DECAY] = -1.0,
     seed: int = 0,
 ) -> Shown:
-    """Return the onset of both anchors, and the error of the wrong one at w; heads' decays differ by `spread` * w.
-    Raises ValueError for fewer than 1 head or 2 rows."""
+    """Return the |w| from which scores are NaN with either anchor beside the prediction of `law`, and the error with
+    the wrong anchor at w <= 0. Head h has the decay w (1 + h * spread). Raises ValueError for fewer than 1 head or 2
+    rows."""
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()

@@ -1,5 +1,4 @@
-"""The picture of `wrong_head_anchor`: the anchor's address in memory, the exponents and the scores with both
-anchors."""
+"""The picture of `wrong_head_anchor`: the anchor's place in memory, and exponents and scores with either anchor."""
 
 import numpy as np
 import torch

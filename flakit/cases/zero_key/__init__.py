@@ -51,7 +51,7 @@ def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """What `show` returns: gradients of the unit keys (`arrives`) and of the keys (`leaves`), [T, K] each."""
+    """The result of `show`: its rows, gradients of unit keys (`arrives`) and of keys (`leaves`), [T, K] each."""
 
     arrives: Tensor
     leaves: Tensor
@@ -76,7 +76,8 @@ def show(
     eps: Annotated[float, Range(1e-12, 1.0, log=True)] = 1e-12,
     seed: int = 0,
 ) -> Shown:
-    """Return by what normalisation multiplies the gradient of a short key, in DeltaNet in float64, beside the law."""
+    """Run DeltaNet in float64 on normalised keys of which one has |k| = length. Return by what the normalisation
+    multiplies that key's gradient, beside the prediction of `law`. way: the divisor, of `WAYS`. eps: its ε."""
     x = inputs("delta_rule", T=T, H=1, K=K, dtype=torch.float64, seed=seed)
     do, _ = cotangents("delta_rule", x, grad_seed=seed)
     keys = math.sqrt(K) * x["k"]
