@@ -104,7 +104,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, and the lesson and case that explain it. run: returns RWKV6's tensors with it, and those in float64."""
+    """A fault, with the lesson and the case on it. run() returns RWKV6's tensors with it, and those in float64."""
 
     key: str
     """The fault's English name, its key in `CAUSES`."""
@@ -137,7 +137,8 @@ def _inputs(T: int = 128, decay: float | str = -0.3, **options) -> dict[str, Ten
 
 
 def _anchored(scheme: str | Scheme, decay: float, spike: int | None = None, **options):
-    """Run a chunk form with an anchor scheme. spike: the only token with this decay; the others have -0.01."""
+    """Return RWKV6's tensors by name, computed with an anchor scheme, and those in float64. spike: the only token with
+    this decay, -0.01 elsewhere; None: all have it."""
     x = _inputs(decay=decay if spike is None else -0.01)
     if spike is not None:
         x["w"][:, spike] = decay
@@ -171,8 +172,9 @@ def _guarded(gi: Tensor, seen: Tensor) -> Tensor:
 
 
 def _one_chunk(weights: Callable[[Tensor, Tensor], Tensor], decay: float | Tensor):
-    """Compute RWKV6 in one chunk of 64 tokens by automatic differentiation. decay broadcasts to [B, 64, H, K].
-    weights(gi, ge): the pairs' decays [B, H, 64, 64, K], from inclusive and exclusive sums [B, H, 64, K]."""
+    """Return RWKV6's tensors by name, from one chunk of 64 tokens and automatic differentiation, and those in float64.
+    decay broadcasts to [B, 64, H, K]. weights(gi, ge): the pairs' decays [B, H, 64, 64, K], from inclusive and
+    exclusive sums [B, H, 64, K]."""
     x = _inputs(64)
     x["w"] = torch.as_tensor(decay, dtype=torch.float32).expand_as(x["w"]).clone()
     leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
@@ -234,7 +236,7 @@ def _short_stride():
 
 
 def _offsets():
-    """Compute packed sequences whose strided offsets are read as contiguous; unwritten memory is NaN."""
+    """Return RWKV6's tensors with strided offsets read as contiguous, unwritten memory NaN, and those in float64."""
     ends = strided_offsets.offsets(6, 12)
     x = _inputs(int(ends[-1]), -0.1)
     x["initial_state"] = x["initial_state"].expand(len(ends) - 1, -1, -1, -1).contiguous()
@@ -258,7 +260,7 @@ def _offsets():
 
 
 def _unwritten():
-    """Compute packed sequences with 28 unwritten rows of padding after the last, in memory that held NaN."""
+    """Return RWKV6's tensors with 28 unwritten rows of padding, in memory that held NaN, and those in float64."""
     x = make_inputs("rwkv6", T=100, H=1, K=16, V=16, decay=-0.3, initial_state=True, cu_seqlens=[0, 60, 100])
     results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
     for name in ("o", "dr", "dk", "dv", "dw"):
@@ -268,7 +270,7 @@ def _unwritten():
 
 
 def _mirrored():
-    """Compute RWKV6 with a backward pass that loads the initial state with a transposed mask; dw from r dr and k dk."""
+    """Return RWKV6's tensors with a transposed mask on the initial state in the backward, and those in float64."""
     x = transposed_mask.inputs(40, 64, T=32)
     results, exact = evaluate("rwkv6", x), truth("rwkv6", x)
     results["dr"] = transposed_mask.run(x, backend="torch").dr
@@ -282,7 +284,7 @@ def _without_final():
 
 
 def _undivided():
-    """Compute the gradients of four equal micro-batches whose losses are not divided by four."""
+    """Return RWKV6's tensors with gradients four times as large, as of undivided losses, and those in float64."""
     x = _inputs()
     do, _ = cotangents("rwkv6", x)
     return evaluate("rwkv6", x, arriving=(4 * do, None)), truth("rwkv6", x)
@@ -318,7 +320,8 @@ CAUSES: dict[str, Cause] = {
 
 
 def known(upto: str | None = None) -> tuple[str, ...]:
-    """Return the causes explained up to a lesson, such as "05"; None: all. Raises ValueError for other values."""
+    """Return the names of the causes that the lessons up to one, such as "05", explain; None: all of them. Raises
+    ValueError unless `upto` has two digits."""
     if upto is None:
         return tuple(CAUSES)
     if not (isinstance(upto, str) and upto.isdigit() and len(upto) == 2):

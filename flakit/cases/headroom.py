@@ -343,7 +343,7 @@ def _margins(kernel: str, w: Tensor, op: str, chunk: int, block: int, cu_seqlens
 
 
 def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
-    """Return the first and last of the tokens around `at` whose decays add up to its exponent, else None."""
+    """Return the first and last of the tokens near `at` whose decays sum to its exponent; None if there are none."""
     low, high = max(at.token - chunk, 0), min(at.token + chunk, w.shape[1])
     until = torch.cat((torch.zeros(1), -w[at.batch, low:high, at.head, at.channel].double().cumsum(0)))
     if not math.isfinite(at.exponent) or not until.isfinite().all():
@@ -359,8 +359,8 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
-    """Return the largest exponent of the padding rows, at the key block with the farthest anchor; none if it is 0.
-    Their factor counts as not stored: it multiplies 0 in any dtype."""
+    """Return the largest exponent of the padding rows of w [B, T, H, K] as a list of one `Worst`, empty if none is
+    positive. Its factor counts as not stored: it multiplies 0 in any dtype."""
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

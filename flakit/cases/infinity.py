@@ -90,7 +90,7 @@ def inputs(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> dict[str, 
 
 
 def follow(decay: float, *, C: int = 8, K: int = 4, seed: int = 0) -> Way:
-    """Run `inputs` forward and backward with the faulty scheme in float32, and with exact differences in float64."""
+    """Run `inputs` forward and backward in float32 with both factors from the chunk's start, and right in float64."""
     x = inputs(decay, C=C, K=K, seed=seed)
     do = x.pop("do")[0, :, 0]
     chunk = RWKV6(x, lambda w, inclusive: Products(w, "none", inclusive=inclusive, chunk=C), C)

@@ -79,8 +79,8 @@ class Case:
         return self.show(**knobs).rows
 
     def show(self, **knobs) -> Measured:
-        """Return prediction and measurement at one setting, with the arrays of the picture. Raises ValueError for an
-        unknown knob or an invalid value."""
+        """Return prediction and measurement at one setting with the picture's arrays. Raises ValueError for an unknown
+        knob or an invalid value."""
         for name, value in knobs.items():
             knob = self._knob(name)
             if not knob.fits(value):

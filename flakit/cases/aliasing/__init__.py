@@ -44,7 +44,7 @@ def overwrite(w: Tensor, chunk: int = CHUNK, *, backend: str | None = None) -> N
 
 
 def overwritten(T: int, chunk: int = CHUNK) -> float:
-    """Predict the fraction of w's elements that `overwrite` changes: all but each chunk's first token."""
+    """Predict the fraction of w's elements that `overwrite` changes, for T tokens: all but each chunk's first."""
     return (T - -(-T // chunk)) / T
 
 

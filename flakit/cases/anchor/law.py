@@ -79,8 +79,7 @@ def limits(
 
 
 def _reach(products: Products, meeting: Meeting, real: Tensor) -> Reach:
-    """Return for each product of a `Meeting` the factor on the decay up to which it is finite, inf if at any. real: [N,
-    C] boolean, False for padding."""
+    """Return, by product of a `Meeting`, up to which factor on the decay it is finite. real: tokens, bool [N, C]."""
     mask, dtype = products.mask, products.dtype
     q, bare, k, dA = meeting
     reach = dict.fromkeys(Reach._fields, math.inf)

@@ -118,7 +118,7 @@ def find_mask(scheme: Scheme, mask: str | None) -> str | None:
 
 
 def masked(x: Tensor, low: Tensor, mask: str) -> Tensor:
-    """Zero x where `low` is False: by a product if mask is "multiply" (inf gives NaN), not at all if "none"."""
+    """Zero x where `low` is False. mask: "multiply" does so by a product (inf gives NaN), "none" not at all."""
     if mask == "multiply":
         return x * low
     return x if mask == "none" else torch.where(low, x, 0.0)

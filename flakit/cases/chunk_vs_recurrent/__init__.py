@@ -153,7 +153,7 @@ ANONYMOUS = {"A": {"precision": True}, "B": {"scale": True}, "C": {}, "D": {"ali
 
 
 def anonymous(*, seed: int = 0) -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Return results for a diagnosis: (chunk, recurrent) by letter of `ANONYMOUS`, each the tensors of `REPORTED`."""
+    """Return results to be diagnosed by a learner: {letter: (chunk, recurrent)}, tensors as in `REPORTED`."""
     x = inputs(B=1, T=256, H=2, K=64, V=64, seed=seed)
     off = dict.fromkeys(("scale", "aliasing", "precision"), False)
     return {letter: _forms(x, **off | causes, seed=seed) for letter, causes in ANONYMOUS.items()}

@@ -151,7 +151,7 @@ def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
 
 
 def published(device: str = "cuda") -> tuple[str, dict[str, dict[float, float]]]:
-    """Return (label, errors as in `PUBLISHED`), measured here with flash-linear-attention and a GPU, else recorded."""
+    """Return (label, relative errors of dw as in `PUBLISHED`); measured here if fla and a GPU are, else recorded."""
     here = published_rwkv6()
     if here is None:
         return "recorded on an H200, flash-linear-attention 0.6.0", PUBLISHED
@@ -194,7 +194,7 @@ def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
 
 
 def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
-    """Return the variances of dw's noise and of dw, divided by scale^2 V, [B, T, H, K] float64."""
+    """Predict the variances of "identity-rounded" dw's error and of dw, over scale^2 V, [B, T, H, K] float64."""
     c, d = state_variances(w), gradient_variances(w, 0.0, 1.0)
     later = (c + d).flip(1).cumsum(1).flip(1) - c
     return 4.0 ** -ROUNDINGS[rounding] / 6 * later, (2 * w.double()).exp() * c * d
@@ -215,7 +215,7 @@ def errors(
 
 @functools.lru_cache(maxsize=1)
 def _run(T: int, decay: str | float, rounding: str, seed: int) -> tuple:
-    """Return r, k, w, rounded dr and dk, dw in float64, and dw by each of `FORMULAS`, each in its storage format."""
+    """Return r, k, w, rounded dr and dk, float64 dw, and dw by each of `FORMULAS` as stored, [B, T, H, K] each."""
     x = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)
     r, k, v, do = (round_to(y, rounding) for y in (x["r"], x["k"], x["v"], cotangents("rwkv6", x)[0]))
     w = x["w"]
@@ -237,7 +237,7 @@ LAWS = {"direct": 1.08, "identity-rounded": 1.35}
 
 
 def predictions(*, T: int, decay: str | float, rounding: str, seed: int) -> dict[str, float]:
-    """Predict `errors`. float32 has no law, since its running sums round as much as dr and dk, nor has float64: {}."""
+    """Predict `errors` for the formulas of `LAWS`; {} for float32, whose running sums round as well, and float64."""
     if rounding in ("float32", "float64"):
         return {}
     w = make_inputs("rwkv6", T=T, H=2, K=64, decay=decay, seed=seed)["w"]

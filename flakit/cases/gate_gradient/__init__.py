@@ -35,7 +35,7 @@ GATES = {"-exp": lambda x: -x.exp(), "logsigmoid": logsigmoid, "log_decay": log_
 
 
 def law(dtype: str = "float32", gate: str = "-exp") -> float:
-    """Return the x from which dx is NaN: for -exp, ln of the dtype's largest number; for the other gates inf, never.
+    """Predict the gate's input x from which dx is NaN: for -exp, ln of the dtype's largest number; for others inf.
 
     >>> round(law(), 2), round(law("float16"), 2), law("float16", "log_decay")
     (88.72, 11.09, inf)
@@ -60,7 +60,7 @@ class Shown(Measured):
 
 
 def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x, w, dw, dx and o, [T, K] each, where x of one token and channel has this value."""
+    """Return x, w, dw, dx and o of one head, [T, K] each; x is `value` at token `TOKEN`, channel `CHANNEL`."""
     tensors = inputs("rwkv6", T=T, H=1, K=K, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     x, do = torch.randn(2, 1, T, 1, K, generator=generator)
@@ -75,7 +75,7 @@ def _gradients(value: float, dtype: torch.dtype, gate: str, seed: int) -> tuple[
 
 @functools.lru_cache(maxsize=16)
 def onset(dtype: str, gate: str, seed: int = 0) -> float:
-    """Measure what `law` predicts: the smallest x, before rounding to the dtype, whose dx is NaN; inf if none."""
+    """Measure what `law` predicts: the smallest gate input x, before rounding, whose gradient is NaN; inf if none."""
 
     def finite(x: float) -> dict[str, bool]:
         return {"dx": bool(_gradients(x, DTYPES[dtype], gate, seed)[3].isfinite().all())}

@@ -62,7 +62,7 @@ class TakesAnything(CausalLM):
 
 
 class SaysNo(TakesAnything):
-    """A cure in the model: it takes `**kwargs` and declares to the trainer that it ignores the number of targets."""
+    """A cure in the model: it takes `**kwargs` and tells the trainer by `accepts_loss_kwargs` that it ignores them."""
 
     accepts_loss_kwargs = False
 
@@ -182,8 +182,8 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
 def training(
     contract: str = "takes **kwargs", *, optimizer: str = "AdamW", clip: float | None = None, steps: int = 20
 ) -> list[Trained]:
-    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches. Return a `Trained`
-    per step.
+    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches: a `Trained` per
+    step.
 
     optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
@@ -248,7 +248,7 @@ class Cut(NamedTuple):
 
 @lru_cache(maxsize=128)
 def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
-    """Compute the first step in `accumulation` parts under the trainer's contract; compare with the plain loop."""
+    """Return the `Cut` of the first step in `accumulation` micro-batches, under the contract of the real trainer."""
     returned: list[float] = []
     result = step(contract, mixer, seed=seed, returned=returned)(accumulation)
     row = measure_accumulation(lambda _: result, [accumulation], reference=_plain(mixer, seed))[0]

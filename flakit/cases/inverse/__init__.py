@@ -126,8 +126,8 @@ def powers(L: Tensor) -> Tensor:
 
 
 def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
-    """Predict the relative L2 error of the product form: u * (largest power's norm) / (inverse's norm), u = 2^-digits;
-    inf if a power that it multiplies overflows.
+    """Predict the relative L2 error of the "product" form of `invert`: u * (largest power's norm) / (inverse's norm), u
+    = 2^-digits of the rounding; inf if a power that it multiplies overflows.
 
     Returns a number for one matrix L [C, C], a tensor [...] for a batch [..., C, C].
     """
@@ -137,7 +137,7 @@ def law(L: Tensor, rounding: str = "float32") -> float | Tensor:
 
 
 def _multiplied(summed: Tensor) -> Tensor:
-    """Return the largest |element| of the powers that the product form multiplies, L, L^2, L^4, … L^{C/2}: [...]."""
+    """Return the largest |element| of the powers L, L^2, L^4, … L^{C/2}, [...]; summed: those of `powers`."""
     used = [2**m - 1 for m in range(len(summed).bit_length())]
     return summed[used].abs().flatten(-2).amax(-1).amax(0)
 
@@ -151,8 +151,8 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """Predict the largest alpha for which no power of L overflows in the "product" form of `invert`, for C equal tokens
-    with natural-log decay w.
+    """Predict the largest alpha for which no power in `invert`'s "product" form overflows, for C equal tokens of decay
+    w.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 
@@ -167,7 +167,7 @@ def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> floa
 
 
 def onset(C: int = 16, w: float = 0.0, rounding: str = "float16", *, tolerance: float = 1e-3) -> float:
-    """Measure what `law_of_range` predicts: the alpha from which the product form is non-finite; inf above 2."""
+    """Measure what `law_of_range` predicts: the alpha from which the "product" form is not finite; inf if above 2."""
 
     def finite(alpha: float) -> dict[str, bool]:
         return {"product": bool(invert(matrix(alpha, w, C=C).float(), "product", rounding).isfinite().all())}

@@ -60,8 +60,7 @@ SCHEME = "previous-row"
 
 
 class _Padded(Products):
-    """`Products` of the first T rows of w [B, H, N, C, K], in which the rows beyond T, padding, have the values that a
-    kernel loads there. form: one of `FORMS`."""
+    """`Products` of the first T rows of w [B, H, N, C, K]; rows beyond have the values that a kernel loads."""
 
     def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **options):
         super().__init__(w, SCHEME, inclusive=inclusive, **options)

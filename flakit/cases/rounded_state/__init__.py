@@ -60,7 +60,7 @@ def law(tokens: int, dtype: str, between: bool = True) -> float:
 
 
 def spread(true: Tensor, dtype: str, between: bool = True) -> float:
-    """Return the RMS error of the last state from independent roundings of the states [T], relative to the largest."""
+    """Predict the last state's RMS error if each of `true` [T] is rounded, relative to the largest of them."""
     rounded = true if between else true[-1:]
     return (rounding_error(getattr(torch, dtype)) * rounded.norm() / true.abs().max()).item()
 

@@ -33,13 +33,14 @@ WAYS = ("ignores what arrives", "multiplies by what arrives", "a term of the los
 
 
 def pull(logits: Tensor) -> Tensor:
-    """Return the term's gradient [..., V]: FACTOR * logit / number of tokens at each token's largest logit, else 0."""
+    """Return the gradient of RWKV's penalty on large logits, [..., V]: FACTOR * logit / number of tokens at each
+    token's largest logit, 0 elsewhere."""
     largest, at = logits.max(-1, keepdim=True)
     return torch.zeros_like(logits).scatter_(-1, at, largest * FACTOR / largest.numel())
 
 
 class Wrapped(torch.autograd.Function):
-    """Return the loss unchanged; in the backward pass add the term's gradient, unscaled if `ignores` (the fault)."""
+    """Return the loss; its backward adds `pull(logits)` to the logits' gradient, unscaled if `ignores` (fault)."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, logits: Tensor, ignores: bool) -> Tensor:
@@ -54,7 +55,7 @@ class Wrapped(torch.autograd.Function):
 
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
-    """Return the loss with the term in one of `WAYS`; logits: its own, [..., V]. Raises ValueError for other ways."""
+    """Return the loss with RWKV's penalty on large logits [..., V] in one of `WAYS`; ValueError for another way."""
     one_of("way", way, WAYS)
     if way == WAYS[2]:
         return loss + FACTOR / 2 * logits.amax(-1).square().mean()
