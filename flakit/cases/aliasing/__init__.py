@@ -171,8 +171,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the faulty and the right decoding and on `overwrite`: what a call changes and what PyTorch counts
-    of it, and for decoding how far the third call is off."""
+    """Return predicted and measured rows on decoding, faulty and right, and on `overwrite`: what a call changes, what
+    PyTorch counts of it, and for decoding how far the third call is off."""
     (device, backend), nan = kernel_place(), float("nan")
     x, rows = inputs(device=device), []
     for label, in_place in (("as it was", True), ("right", False)):

@@ -194,7 +194,7 @@ def worst(
     At most two: the largest of the factors stored with an operand, and of the others, if positive. The smallest ln(max)
     / exponent equals the smallest of `limits` for operands of order 1: the largest factor on the decays.
     mask: the scheme's right one, or "where" for exact differences masked after the exponential. Raises ValueError for
-        masks that multiply: with them future pairs count with both factors, and no single exponent decides.
+        "multiply" and "none": with them future pairs count with both factors, and no single exponent decides.
     Sums are float64. Positions are tokens below T: padding has the exponents of the last token.
     """
     scheme, of = find_scheme(scheme), find_operator(op)

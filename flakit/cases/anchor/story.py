@@ -143,7 +143,7 @@ def _alone(products: Products) -> Tensor:
 
 
 def _kernel_rows() -> list[Row]:
-    """Return rows on bug A and its first repair in the Triton kernel itself; an empty list if it cannot run here."""
+    """Return predicted and measured rows on bug A and its first repair in the Triton kernel; [] if it cannot run."""
     device, backend = kernel_place()
     if backend != "triton":
         return []
@@ -162,7 +162,7 @@ def _kernel_rows() -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """Return a `Row` for each recorded onset of NaN: the factor on the decay, or the |w|, from which it begins."""
+    """Return recorded, predicted and measured onsets of NaN: factors on the decay, or |w| per token."""
 
     def row(what: str, recorded: float, scheme: str, tensor: str, x: Mapping[str, Tensor], **knobs) -> Row:
         return Row(what, recorded, law(scheme, x, tensor=tensor, **knobs), onset(x, scheme, **knobs)[tensor])

@@ -200,7 +200,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on what anomaly detection reports of `padding`'s fault, and of bug A with w trained or constant."""
+    """Return recorded, predicted and measured reports of anomaly detection: for `padding`'s fault, and for bug A."""
     padded, first, _ = show().rows
     others = [show(gate=-1.84).rows[0], show(form="right", gate=-50.0).rows[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))

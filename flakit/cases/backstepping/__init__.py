@@ -224,7 +224,7 @@ def _in_words(error: float) -> float | str:
 
 
 def reproduce() -> list[Row]:
-    """Return rows on three decays over 16 tokens, on the |w| from which each chunk length fails, and on the cure."""
+    """Return predicted and measured rows on three decays, on the |w| at which each chunk length fails, on the cure."""
     rows = [show(w=w).rows[1] for w in (-STRONGEST, -1.0, -1.5)]
     rows += [show(w=-STRONGEST, chunk=chunk, op=op).rows[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
     return rows + show(rebuilt="forward again").rows

@@ -121,5 +121,5 @@ def _rows(accepted: Accepted, tolerance: float, size: int) -> list[Row]:
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the fraction of elements that a ratio of 0.005 accepts, and on whether others detect it."""
+    """Return the recorded, predicted and measured share of elements that a ratio of 0.005 accepts as zeros."""
     return show().rows

@@ -293,7 +293,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the six reported differences, from the scale alone; on each cause; on what the repair leaves."""
+    """Return recorded, predicted and measured rows: the six differences, from the scale alone; each cause; the
+    repair."""
     x = inputs()
     one, default = (run(x, scale=scale) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)

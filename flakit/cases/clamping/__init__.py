@@ -155,5 +155,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the error of a block's scores at four decays and two anchors."""
+    """Return the predicted and measured errors of a block's scores at four decays and two anchors."""
     return [row for anchor in (0, 8) for w in (-5.0, -8.0, -12.0, -50.0) for row in show(w=w, anchor=anchor).rows]

@@ -123,7 +123,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows around the anchor row 8, in a partial block, and for the two anchors that leak nothing."""
+    """Return predicted and measured rows around the anchor row 8, in a partial block, and for the other anchors."""
     settings = [
         ("middle", 5, 16),
         ("middle", 8, 16),

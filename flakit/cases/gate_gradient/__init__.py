@@ -103,7 +103,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the onset of NaN for every gate in every dtype, and on one x above it."""
+    """Return the predicted and measured onset of NaN for every gate in every dtype, and rows on one x above it."""
     rows = [row for gate in GATES for dtype in DTYPES for row in show(x=100.0, dtype=dtype, gate=gate).rows]
     finite = bool(show(x=100.0).o.isfinite().all())
     return [*rows, Row("-exp in float32, x = 100, output finite", math.nan, True, finite)]

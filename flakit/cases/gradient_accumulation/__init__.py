@@ -182,8 +182,7 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 1.0), "AdamW": (torch.optim.AdamW, 1e-2)}
 def training(
     contract: str = "takes **kwargs", *, optimizer: str = "AdamW", clip: float | None = None, steps: int = 20
 ) -> list[Trained]:
-    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches: a `Trained` per
-    step.
+    """Memorise the experiment's 16 sequences with the trainer's loop, each step in 4 micro-batches: one `Trained` each.
 
     optimizer: one of `OPTIMIZERS`. clip: largest gradient norm, None for no clipping. Stops at a non-finite step.
     """
@@ -322,7 +321,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the factors of the reported loss and the gradient against the plain loop, by contract."""
+    """Return recorded, predicted and measured factors of loss and gradient against the plain loop, by contract."""
     rows = []
     for n in (2, 4, 8):
         loss, gradient = show(accumulation=n).rows

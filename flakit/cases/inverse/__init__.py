@@ -295,7 +295,7 @@ def _end(what: str, C: int = 16, w: float = 0.0, rounding: str = "float16") -> R
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the recorded errors: the product's with its law, the blocks' with their operands' rounding."""
+    """Return recorded, predicted and measured errors: of the product by its law, of the blocks by their rounding."""
     L, rows = matrix(), []
     for rounding, recorded in RECORDED.items():
         error, unit = errors(L, rounding), 2.0 ** -ROUNDINGS[rounding]

@@ -43,7 +43,7 @@ def inputs(
     V: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Draw the report's inputs in float32, standard normal, w = `FED[fed]`(x + bias); ValueError for another `fed`."""
+    """Draw the report's RWKV6 inputs, float32, w = `FED[fed]`(x + bias) for normal x; ValueError for another `fed`."""
     one_of("fed", fed, FED)
     tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)
@@ -63,7 +63,7 @@ class Growth:
 
 
 def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Growth:
-    """Run RWKV6's recurrence and its backward pass for the loss o.mean(); dtype: float32 or float64."""
+    """Return the `Growth` of RWKV6's recurrence, and of its gradients for the loss o.mean(), in float32 or float64."""
     x = {name: inputs[name].detach().to(dtype) for name in ("r", "k", "v", "w", "u")}
     do = torch.full_like(x["v"], 1 / x["v"].numel())
     forward, backward = [], []
@@ -184,7 +184,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the report's numbers: sizes, the onset, and which gradients are finite."""
+    """Return recorded, predicted and measured sizes, onsets, and finite fractions of the gradients."""
     x, tensors = inputs(), script()
     single, double = run(x), run(x, torch.float64)
     mean, T = x["w"].double().mean().item(), x["w"].shape[1]

@@ -157,8 +157,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the |w| per token from which a tensor is NaN, by mask and tensor. The report's masks are those
-    that read after the decay."""
+    """Return the recorded, predicted and measured |w| per token from which a tensor is NaN, by mask and tensor. The
+    report's masks are those that read after the decay."""
     thread = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):

@@ -93,5 +93,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on chunks in which no token, half of the tokens and all of them are without decay."""
+    """Return predicted and measured rows on chunks with no token, half of the tokens and all tokens without decay."""
     return [row for share in (0.0, 0.5, 1.0) for row in show(share=share).rows]

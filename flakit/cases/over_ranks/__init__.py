@@ -184,5 +184,5 @@ def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int 
 
 
 def reproduce() -> list[Row]:
-    """Return rows for each fault, and for none, over two and over eight ranks."""
+    """Return recorded, predicted and measured errors for each fault, and for none, over two and over eight ranks."""
     return [row for fault in FAULTS for ranks in (2, 8) for row in show(ranks=ranks, fault=fault).rows]

@@ -328,8 +328,8 @@ def show(
     chunk: Annotated[int, (32, 64, 128)] = 64,
     block: Annotated[int, (8, 16, 32)] = 16,
 ) -> Shown:
-    """Run an operator over T tokens with a uniform gate <= 0 (natural log). Return the tokens whose key gradient is NaN
-    and the gate from which it is, beside the predictions. form: of `FORMS`. uneven: as in `inputs`."""
+    """Run GSA or RWKV6 over T tokens with a uniform gate <= 0 (natural log). Return the tokens whose key gradient is
+    NaN and the |gate| from which it is, beside the predictions. form: of `FORMS`. uneven: as in `inputs`."""
     sizes = {"chunk": chunk, "block": block}
     x = inputs(T, gate, op=op, uneven=uneven)
     results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
@@ -361,7 +361,8 @@ def show(
 
 
 def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:
-    """Return rows on the report's clamp, applied to a gate below it: whether NaN remains, and the clamp's error."""
+    """Return rows on the report's clamp, applied to a gate below it: is the gradient finite, predicted and measured,
+    and the error of o that the clamp causes."""
     at, gate = bound(op), 4 * bound(op)
     result = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
     named, finite = "|f| < 20" if op == "gsa" else "|w| < 12", -at < law(T, form, **sizes)
@@ -372,7 +373,7 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the tokens with NaN key gradients at the report's lengths and gates, and on its clamps."""
+    """Return recorded, predicted and measured tokens with NaN key gradients, by length and gate; then clamps."""
     rows = []
     for T, gates in RECORDED.items():
         for gate, recorded in gates.items():

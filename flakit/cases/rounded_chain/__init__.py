@@ -110,5 +110,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the errors of 2, 32 and 512 chunks in each of `WAYS`."""
+    """Return the predicted and measured errors of 2, 32 and 512 chunks in each of `WAYS`."""
     return [row for way in WAYS for chunks in (2, 32, 512) for row in show(chunks=chunks, way=way).rows]

@@ -37,8 +37,7 @@ def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
 def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
     """Return the state after each token, [T] float32, without decay and with keys of 1: the running sum of the writes.
 
-    v: the writes, [T]. dtype: name of the state's dtype. between: round to it after every token; False: only at the
-        end.
+    v: the writes, [T]. dtype: name of the state's dtype. between: round to it after every token, else only at the end.
     """
     kind = getattr(torch, dtype)
     if not between:
@@ -111,6 +110,6 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on each format at three lengths, on rounding only at the end, and on random writes."""
+    """Return predicted and measured states by format and length, with rounding at the end, and with random writes."""
     rows = [row for dtype in BITS for tokens in (200, 1024, 4096) for row in show(tokens=tokens, dtype=dtype).rows]
     return rows + show(between=False).rows + show(writes=WRITES[1]).rows

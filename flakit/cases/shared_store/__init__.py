@@ -87,6 +87,6 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the error of each gradient by the number of blocks, and with the partial sums added."""
+    """Return predicted and measured errors of each gradient by number of blocks, and with partial sums added."""
     rows = [row for V in SIZES for tensor in ("dr", "dk", "dw") for row in show(V=V, block=16, tensor=tensor).rows]
     return rows + show(V=128, block=16, summed=True).rows

@@ -118,5 +118,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
+    """Return the predicted and measured fraction of misread elements by layout, for a tensor [2, 100, 4, 64]."""
     return [row._replace(what=f"{name}, {row.what}") for name in LAYOUTS for row in show(layout=name).rows]

@@ -236,7 +236,7 @@ def _counts(B: int, transposed: bool) -> Tensor:
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the number of wrong entries by K and V, in tiles of 32 x 32. See also `compile_table`."""
+    """Return the recorded, predicted and measured number of wrong entries by K and V, in tiles of 32 x 32."""
     rows = []
     for (K, V), recorded in STORY.items():
         (row,) = show(K=K, V=V).rows

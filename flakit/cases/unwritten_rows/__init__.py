@@ -114,7 +114,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the error of a weight's gradient by the memory's previous contents, and with the cure."""
+    """Return predicted and measured errors of a weight's gradient by the memory's contents, and with the cure."""
     rows = [row for memory in MEMORY for row in show(memory=memory).rows]
     for tokens, padding, times in ((400, 112, 1.0), (100, 28, 100.0)):
         rows += show(tokens=tokens, padding=padding, times=times).rows

@@ -151,7 +151,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on the test's verdict for operators that keep 1, 2 and 3 tokens, and for one with a reset state."""
+    """Return recorded, predicted and measured errors, and the test's verdict, for operators that forget or reset."""
     rows = [row for keep in (1, 2, 3) for row in show(keep=keep).rows]
     for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)

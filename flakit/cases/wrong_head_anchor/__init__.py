@@ -148,5 +148,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows for one head, and for four heads with equal and with different decays."""
+    """Return predicted and measured onsets of NaN for one head, for four equal heads, and for four different ones."""
     return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in show(H=H, spread=spread).rows]

@@ -94,7 +94,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return rows on both of `WAYS` for keys of several lengths, and on a larger ε, which bounds the gradient."""
+    """Return predicted and measured gradient factors by key length, for both of `WAYS` and for a larger ε."""
     rows = [row for length in (1.0, 1e-4, 1e-9, 1e-14) for row in show(length=length).rows]
     rows += [row for length in (1.0, 1e-4, 1e-14) for row in show(length=length, way=WAYS[1], eps=1e-6).rows]
     return rows + show(length=1e-14, eps=0.1).rows
