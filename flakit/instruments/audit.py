@@ -291,7 +291,7 @@ def audit(
 
 
 def _smallest(v: Verdict, x: Examiner, shrunk: bool, seconds: float) -> Verdict:
-    """Shrink a failure if `shrunk`, for so many seconds; return the verdict with its law, script and tensors."""
+    """Shrink a failure, if `shrunk`, for `seconds` at most; return the verdict with its law, script and tensors."""
     if x.late or v.finding is None:
         return v
     finding = shrink_finding(x, v.probe, v.finding, seconds) if shrunk else v.finding

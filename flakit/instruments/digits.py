@@ -307,7 +307,7 @@ class Digits(Report):
         return [x for x in self.lines if not x.measured]
 
     def picture(self) -> "Canvas":
-        """Draw, for each line of source, the correct digits of its operands and its result."""
+        """Draw, for each line of source that lost most, the correct digits of its operands and its result."""
         from ..figures.digits import DigitsFigure
 
         figure = DigitsFigure()

@@ -180,7 +180,7 @@ class TorchDigits:
         if not mutable and outs and all(x.untyped_storage().data_ptr() in shares for x in outs):
             return  # views
         if custom and all(self.memory.at(x.untyped_storage().data_ptr()) is not None for x in outs):
-            return  # its inside has said all
+            return  # the operations inside have set the shadows
         if outs and max(x.numel() for x in outs) > 1:
             for x in operands:
                 self.memory.of(x).used = True

@@ -213,7 +213,7 @@ def _inputs(op: Operator, s: Setting, device: str) -> Iterator[str]:
         yield f"ends = torch.tensor([0, {', '.join(map(str, s.lengths))}]).cumsum(0){to_device}"
     for name, short in zip(op.states, _initial(op, s), strict=False):
         yield f"{short} = torch.randn({_shape(op, name, s)}){to_device}"
-    apart = s.decay_dtype is not None and w != ""  # made in float32, and left so
+    apart = s.decay_dtype is not None and w != ""  # drawn in float32, and not rounded
     if apart and to_device:
         yield f"{w} = {w}{to_device}"
     tensors = ", ".join(name for name in op.tensors if not (apart and name == w))

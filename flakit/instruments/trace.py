@@ -84,7 +84,7 @@ def watching(result: Trace, tiles=None, tensors=None) -> Iterator[None]:
             if result.digits is not None and torch.cuda.is_available():  # elsewhere it refuses to launch them
                 from .digits_compiled_triton import compare_compiled
 
-                # It copies arguments, which is none of the script's operations either.
+                # It copies arguments; these copies are no operations of the script.
                 watched, compared = busy, stack.enter_context(compare_compiled(result, tiles, tensors.memory))
                 busy = lambda: watched() or compared.running()  # noqa: E731
         stack.enter_context(TorchWatch(result, memory, busy, tensors))

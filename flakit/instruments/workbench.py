@@ -3,8 +3,8 @@
     def scores(b_r, b_k, b_ge, b_gi, o_i, o_j, C):
         return tl.dot(…)
 
-    made = workbench.run(-1.4, scores)
-    made.o, made.expected, made.trace
+    result = workbench.run(-1.4, scores)
+    result.o, result.expected, result.trace
 
 Only the text of the functions is used here. It goes into a file, and a separate process, always started with
 TRITON_INTERPRET=1, runs that under `flakit.trace` and returns the output and the trace. Without Triton (it exists for
@@ -279,7 +279,7 @@ class _Process:
             to.write(json.dumps(request) + "\n")
             to.flush()
             answer = back.readline()
-        except BaseException:  # interrupted: nobody needs its answer
+        except BaseException:  # interrupted: its answer is no longer needed
             self.stop()
             raise
         if not answer:

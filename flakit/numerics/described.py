@@ -473,7 +473,7 @@ def _rolled(op: Operator, name: str, x: Tensor) -> Tensor:
 
 
 def _check_float64(op: Operator, tensors: Mapping[str, Tensor], scale, state, o: Tensor) -> None:
-    """Check that o responds to a relative change of 1e-10, which float32 arithmetic would round away."""
+    """Raise ValueError unless o responds to a relative change of 1e-10, which float32 arithmetic would round away."""
     step = 1e-10
     moved = {name: x * (1 + step) for name, x in tensors.items()}
     further = {name: x * (1 + 1e4 * step) for name, x in tensors.items()}

@@ -87,11 +87,14 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Run an operator forward and backward; return its outputs and gradients by name.
 
-    inputs: as from `flakit.inputs`, possibly with further arguments of the operator (scale, cu_seqlens). form: "chunk"
-    or "recurrent"; backend, chunk_size: passed to the operator. dfinal_state: also use a gradient with respect to the
-    final state. arriving: the gradients with respect to o and (or None) to the final state, instead of `cotangents`.
-    Returns the operator's outputs (o and the final state's parts), the gradient of every input ("d" + its name) and of
-    the initial state's parts, if there is one ("dinitial_state"; GSA: "dinitial_hk", "dinitial_hv").
+    inputs: as from `flakit.inputs`, possibly with further arguments of the operator (scale, cu_seqlens).
+    form: "chunk" or "recurrent"; backend, chunk_size: passed to the operator.
+    dfinal_state: also use a gradient with respect to the final state.
+    arriving: the gradients with respect to o and (or None) to the final state, instead of `cotangents`.
+
+    Names are those of o and the final state's parts, and "d" + name for the gradient of every input and of the initial
+    state's parts, if there is one ("dinitial_state"; GSA: "dinitial_hk", "dinitial_hv"). Raises ValueError or TypeError
+    for wrong arguments.
     """
     op = operator(op)
     run = op.forms[one_of("form", form, op.forms)]

@@ -17,7 +17,7 @@ NUM_WARPS = 4
 
 
 class _Source(Translated, GluonASTSource):
-    """The source of a Gluon kernel, as `kernel_triton` has Triton compile it."""
+    """The source of a Gluon kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
 
 
 class _GluonKernel(Kernel):

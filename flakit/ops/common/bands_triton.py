@@ -212,11 +212,11 @@ class Parts:
         self.several = self.parts > self.N
 
     def capacity(self, tokens: int) -> int:
-        """Return the number of pieces of so many tokens; of packed sequences an upper bound."""
+        """Return the number of pieces of `tokens` tokens; for packed sequences an upper bound."""
         return self.packing.capacity(tokens) if self.packed else self.N * cdiv(self.T, tokens)
 
     def where(self, tokens: int, *more) -> tuple:
-        """Return the arguments of `locate_program` for pieces of so many tokens: T, sequence_of_part, parts_before,
+        """Return the arguments of `locate_program` for pieces of `tokens` tokens: T, sequence_of_part, parts_before,
         cu_seqlens and chunks_before; unless packed, all but T are None. more: further arguments, appended."""
         if not self.packed:
             return self.T, None, None, None, None, *more

@@ -65,7 +65,7 @@ class Translated:
 
 
 class _Source(Translated, ASTSource):
-    """The source of a Triton kernel, which releases `TURN` before LLVM compiles."""
+    """The source of a Triton kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
 
 
 class Kernel(JITFunction):

@@ -161,16 +161,16 @@ class Packing:
         return self._offsets
 
     def capacity(self, tokens: int) -> int:
-        """Return an upper bound on the number of pieces of so many tokens."""
+        """Return an upper bound on the number of pieces of `tokens` tokens."""
         return self.T // tokens + self.N
 
     def request(self, tokens: int, least: int = 0) -> None:
-        """Request `pieces` of so many tokens, at least `least` a sequence; one launch lays out several requests."""
+        """Request `pieces` of `tokens` tokens, at least `least` a sequence; one launch lays out several requests."""
         if (tokens, least) not in self._laid_out and (tokens, least) not in self._requested:
             self._requested.append((tokens, least))
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
-        """Return the layout in pieces of so many tokens, at least `least` for each sequence."""
+        """Return the layout in pieces of `tokens` tokens, at least `least` for each sequence; launch it if needed."""
         self.request(tokens, least)
         while (tokens, least) not in self._laid_out:
             self._lay_out()

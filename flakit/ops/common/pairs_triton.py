@@ -55,7 +55,7 @@ def level_decays(b_w, level, C: tl.constexpr):
 
 @triton.jit
 def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
-    """Return the factors e^{`level_decays`} of a level, [C, BK]; SCALED: times 2^14 (`UNDO_WEIGHTS`)."""
+    """Return the decay factors of a level's rows, [C, BK], exponentials of `level_decays`; SCALED: times 2^14."""
     weight = exp(level_decays(b_w, level, C))
     if SCALED:
         weight *= 16384.0

@@ -224,8 +224,9 @@ class ChunkPlan:
         return lambda: finish()[0]
 
     def _start_parts(self, inputs, w, scale, parts, where, grid, common):
-        """Compute what `start_parts` does for each (x, y, first, last) of inputs; return a function that returns the
-        list."""
+        """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
+        that waits for `first` and returns a list of [parts, H, K, V]. grid, common: of the launch; others as in
+        `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]

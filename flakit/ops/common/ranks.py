@@ -209,8 +209,8 @@ def _exchange(group, device: torch.device, shared: dict, **own) -> list[dict]:
 
 
 def compared(group, x: Tensor, packed: bool, shared: dict, **own) -> list[dict] | None:
-    """Return every rank's description of its call: `shared`, which must be equal, and `own`, its T and the like; None
-    where a call on a GPU equals one compared before. shared["call"]: the operator. Raises `Disagreement`."""
+    """Return every rank's description of its call: `shared`, which must be equal, and `own`, such as its T; None where
+    a call on a GPU equals one compared before. shared["call"]: the operator. Raises `Disagreement`."""
     known, call = _compared.setdefault(group, set()), (shared["call"], str(shared))
     if not _always_compares(x, packed) and call in known:
         return None
@@ -295,7 +295,7 @@ def is_context(x: object) -> bool:
 
 def chosen(group, cp_context):
     """Return the group to pass on, for functions with a separate keyword for a `cp_context`. Raises TypeError if
-    `cp_context` is none, ValueError if both are given."""
+    `cp_context` is no such object, ValueError if both are set."""
     if cp_context is None:
         return group
     if not is_context(cp_context):
