@@ -122,7 +122,7 @@ class Cause:
 
     @property
     def test(self) -> str:
-        """The test that confirms this cause."""
+        """A sentence with the check that confirms this cause."""
         return WORDS.say("test", self.key)
 
 
@@ -220,7 +220,7 @@ def _padded():
 
 
 class _WrongHead(Products):
-    """`Products` with the anchor's row read at a stride too short by the factor H: another token's, another head's."""
+    """`anchor.schemes.Products` whose anchor is read at a stride too short by the factor H: another head's row."""
 
     def exponents(self, tile):
         query, key = super().exponents(tile)

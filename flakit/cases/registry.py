@@ -42,7 +42,7 @@ class PictureModule(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """One case. name: of its module. notebook: the lesson that explains it. threads: the public reports,
+    """One failure of the casebook. name: of its module. notebook: the lesson on it. threads: the public reports,
     owner/repository#number. reported: what they say, or what is commonly assumed. measured: what the case measures."""
 
     name: str

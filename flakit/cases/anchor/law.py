@@ -221,8 +221,8 @@ def worst(
 
 
 def largest(products: Products, T: int | Tensor) -> dict[bool, Tensor]:
-    """Return the largest exponent of the factors stored with an operand (key True) and of the others (False), for B =
-    1.
+    """Return the largest exponent of factors stored with an operand (key True) and of others (key False), for one batch
+    element.
 
     T: number of tokens; later rows, at the end of the last chunk, are padding. Each value is a tensor [4]: the
         exponent, its token (may be T or more), head and channel. A kind without factors is missing.

@@ -56,15 +56,14 @@ def run(
 
     inputs: as from `flakit.inputs(op, ...)`, optionally with scale and initial_state. GSA: HQ = H. With a tensor
         `length`, only that many rows are tokens, the others must be zeros: an exported run then takes any length.
-    op: "rwkv6", "rwkv7" or "gsa".
-    chunk: tokens per chunk; block: rows per block, both powers of two.
+    op: "rwkv6", "rwkv7" or "gsa". chunk: tokens per chunk; block: rows per block, both powers of two.
     row: the anchor row of scheme "middle" within the block; default block // 2.
     mask: how future keys are masked, one of `MASKS`; default the right one. In an exact tile the gradient passes
         through the exponential as in automatic differentiation: 0 * inf if the mask comes too late.
     dtype: storage dtype of the two operands of each product; exponentials and sums are float32.
     arriving: the gradient of o; default that of `numerics.evaluate`, so that `truth(op, inputs)` is comparable.
-    backend: "torch", or "triton" for the kernel of the tiles left of the diagonal, where bug A and its first repair
-        occurred; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
+    backend: "torch", or "triton" for the kernels of the tiles left of the diagonal, where the faults of "first-row" and
+        "previous-row-across" occurred; on a GPU or interpreted, float32 only, for the schemes in `KERNEL_ANCHORS`.
     products: a replacement for `Products`, for cases with other anchors.
     Returns `TENSORS[op]`, and the gradients of the initial states if there are any.
     Raises ValueError for an unknown scheme, operator, mask or size.
@@ -92,7 +91,7 @@ KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
 
 
 class _Kernel(Products):
-    """`Products` whose tiles left of the diagonal are computed by Triton kernels; scheme: of `KERNEL_ANCHORS`."""
+    """`Products` with tiles left of the diagonal by Triton kernels (`tiles_triton`); scheme: of `KERNEL_ANCHORS`."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores

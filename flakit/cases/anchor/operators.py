@@ -30,7 +30,7 @@ Reads = Callable[[Tensor, bool], Products]
 
 
 class Meeting(NamedTuple):
-    """The operands of one product of queries and keys with decay between them. The law takes their sizes.
+    """The operands of one product of queries and keys with decay between them; `law.limits` takes their sizes.
 
     scaled, query, key: [B, H, N, C, K]; `scaled` is the query as in the scores, `query` as in the key's gradient.
     arriving: [B, H, N, C, C], the matrix that `Products.read` and `Products.written` multiply.

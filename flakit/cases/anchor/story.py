@@ -85,8 +85,8 @@ def show(
     block: Annotated[int, (4, 8, 16, 32, 64)] = 16,
 ) -> Shown:
     """Run one scheme at one natural-log decay w, of the token `row` alone or of all (None). Return rows on which
-    tensors are finite and from which |w| on each is not, beside the law, and the picture's arrays. Raises ValueError
-    for a w that is positive or infinite, or a row >= T."""
+    tensors are finite and from which |w| on each is not, beside the predictions of `limits`, and the picture's arrays.
+    Raises ValueError for a w that is positive or infinite, or a row >= T."""
     if not -math.inf < w <= 0:
         raise ValueError(f"w: expected a finite natural-log decay <= 0, got {w!r}")
     of, options = OPERATORS[op], {"op": op, "chunk": chunk, "block": block}
@@ -143,7 +143,7 @@ def _alone(products: Products) -> Tensor:
 
 
 def _kernel_rows() -> list[Row]:
-    """Return predicted and measured rows on bug A and its first repair in the Triton kernel; [] if it cannot run."""
+    """Return rows on bug A (the anchor one row too late) and its first repair in the Triton kernel; [] without it."""
     device, backend = kernel_place()
     if backend != "triton":
         return []

@@ -1,4 +1,4 @@
-"""Triton kernels that had bug A. The correct and the faulty one differ only in the row that is loaded as the anchor."""
+"""Triton kernels that had bug A: blocks anchored at their first row, one too late. The row to load is an argument."""
 
 import torch
 import triton

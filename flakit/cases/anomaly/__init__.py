@@ -39,7 +39,8 @@ NOTHING = "says nothing"
 
 def operator(op: str, products: Callable[..., Products], chunk: int = 64) -> Callable[..., Tensor]:
     """Return RWKV6, RWKV7 or GSA in chunks as one autograd.Function: f(*tensors in the operator's order) -> o [B, T, H,
-    V]. products: products(w, inclusive=…) -> the `Products` of all chunks. A second backward raises RuntimeError."""
+    V]. products(w, inclusive=…) -> the `anchor.schemes.Products` of all chunks. A second backward raises RuntimeError.
+    """
     of = OPERATORS[op]
 
     class Chunked(torch.autograd.Function):
@@ -200,7 +201,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured reports of anomaly detection: for `padding`'s fault, and for bug A."""
+    """Return recorded, predicted and measured reports of anomaly detection on faults of `padding` and `anchor`."""
     padded, first, _ = show().rows
     others = [show(gate=-1.84).rows[0], show(form="right", gate=-50.0).rows[0]]
     call = operator("rwkv6", partial(Products, scheme="first-row"))

@@ -197,7 +197,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Rebuild the states of random inputs with natural-log decays down to w <= 0. Return the error of the row with the
-    strongest decay, the |w| from which it is wrong, both beside the law, and the gradients' errors."""
+    strongest decay beside `grown`, the |w| from which it is wrong beside `law`, and the gradients' errors."""
     x = inputs(w, chunk, op, seed)
     off = _off(x, list(operator(op).reference.steps(**x)), op, chunk, rebuilt)
     results, exact = run(x, op, chunk=chunk, rebuilt=rebuilt), truth(op, x, recurrence=True)

@@ -41,8 +41,8 @@ def ratios(flat: Tensor) -> Tensor:
 
 
 def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
-    """Zero elements from the first on until |got - truth| / |truth| would exceed the tolerance. truth: [..., *], of N
-    elements. ratio: its `ratios`, [N]. Errors are measured in float64."""
+    """Zero elements from the first on while |got - truth| / |truth| is within the tolerance; return what is accepted.
+    truth: any shape, N elements. ratio: its `ratios`, [N]. Errors are measured in float64."""
     lost = int((ratio <= tolerance).sum())
     got = truth.detach().double().flatten().clone()
     got[:lost] = 0

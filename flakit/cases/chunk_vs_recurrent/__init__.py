@@ -61,7 +61,8 @@ def run(
     seed: int = 0,
     op: str | Operator = "rwkv6",
 ) -> dict[str, Tensor]:
-    """Return o, final state and all gradients, for a do uniform in [0, 1) from `seed`. form: "chunk" or "recurrent"."""
+    """Return o, final state and all gradients of `inputs`, for a do uniform in [0, 1) from `seed`, as in the report.
+    form: "chunk" or "recurrent". scale: None for the default, K^-0.5."""
     return evaluate(op, {**inputs, "scale": scale}, form=form, arriving=(_arriving(inputs, seed), None))
 
 
@@ -293,8 +294,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured rows: the six differences, from the scale alone; each cause; the
-    repair."""
+    """Return recorded, predicted and measured rows: the six differences, by the scale alone; each cause; the repair."""
     x = inputs()
     one, default = (run(x, scale=scale) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)

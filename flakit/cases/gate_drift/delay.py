@@ -22,7 +22,7 @@ KERNELS = {
 
 
 def model(op: str = "gsa", *, dim: int = 32, seed: int = 0) -> LanguageModel:
-    """Return an untrained model of one layer, heads of 16. op: "gsa", "rwkv6" or "attention"; ValueError for others."""
+    """Return an untrained model of one layer, heads of 16. Raises ValueError unless op is in `LEARNING_RATE`."""
     one_of("op", op, LEARNING_RATE)
     return LanguageModel(Delay().vocab, dim=dim, layers=1, mixer=op, head_size=16, seed=seed)
 

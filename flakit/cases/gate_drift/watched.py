@@ -29,11 +29,11 @@ class Output(NamedTuple):
 
 
 def faulty(op: str, tokens: int = T, scheme: str = "first-row") -> Callable[..., Output]:
-    """Return the faulty operator for sequences of `tokens` tokens. Call it like `chunk_gsa` or `chunk_rwkv6`; it
-    returns o alone.
+    """Return a faulty operator for sequences of `tokens` tokens. Call it like `chunk_gsa` or `chunk_rwkv6`; it returns
+    o.
 
-    op "gsa": padding rows without decay. op "rwkv6": chunks anchored by `scheme`, a name in `anchor.SCHEMES`:
-    "first-row" (bug A) or "none" (the chunk's start).
+    op "gsa": the fault of `padding`. op "rwkv6": chunks anchored by `scheme`, a name in `anchor.SCHEMES`: "first-row"
+    (one row too late) or "none" (the chunk's start).
     """
     call = operator(op, padding.products(tokens) if op == "gsa" else partial(Products, scheme=scheme))
     return lambda *x: Output(call(*x))
@@ -59,8 +59,8 @@ def exponents(op: str, decay: Tensor, scheme: str = "first-row", *, chunk: int =
 
 @dataclass
 class Drift:
-    """The record of a training run and its gates. first: the number of its first step. quantiles [steps, 5]: the 0, 10,
-    50, 90 and 100% quantiles of each step's `exponents`."""
+    """The record of a training run (`run`: losses, gradient norms) and its gates. first: the number of its first step.
+    quantiles [steps, 5]: the 0, 10, 50, 90 and 100% quantiles of each step's `exponents`."""
 
     op: str
     kernel: str

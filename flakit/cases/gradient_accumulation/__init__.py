@@ -143,11 +143,11 @@ def step(
     seed: int = 0,
     returned: list[float] | None = None,
 ):
-    """Return the first step of the experiment, for `check_gradient_accumulation`: step(accumulation) -> (loss,
-    gradients).
+    """Return the first step of the experiment as a function for `check_gradient_accumulation`: accumulation -> (loss,
+    grads).
 
-    loop: "trainer", the contract as in `trainer_step`, or "plain"; ValueError for others. returned: a list to which the
-        loss that the model returns for each micro-batch is appended.
+    loop: "trainer", the contract as in `trainer_step`, or "plain". returned: a list to which the loss that the model
+        returns for each micro-batch is appended. Raises ValueError for another loop.
     """
     if loop not in ("trainer", "plain"):
         raise ValueError(f"loop: expected 'trainer' or 'plain', got {loop!r}")

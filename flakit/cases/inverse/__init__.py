@@ -151,8 +151,8 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """Predict the largest alpha for which no power in `invert`'s "product" form overflows, for C equal tokens of decay
-    w.
+    """Predict the largest alpha for which no power in `invert`'s "product" form overflows, for C equal tokens; w: log
+    decay.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 

@@ -43,7 +43,7 @@ def inputs(
     V: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Draw the report's RWKV6 inputs, float32, w = `FED[fed]`(x + bias) for normal x; ValueError for another `fed`."""
+    """Draw RWKV6 inputs, float32, w = `FED[fed]`(x + bias), x normal. Raises ValueError for an unknown `fed`."""
     one_of("fed", fed, FED)
     tensors = make_inputs("rwkv6", B=B, T=T, H=H, K=K, V=V, decay=0.0, seed=seed)
     x = torch.from_numpy(np.random.default_rng([seed, 1000]).standard_normal((T, B, H, K))).transpose(0, 1)

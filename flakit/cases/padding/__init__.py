@@ -60,7 +60,7 @@ SCHEME = "previous-row"
 
 
 class _Padded(Products):
-    """`Products` of the first T rows of w [B, H, N, C, K]; rows beyond have the values that a kernel loads."""
+    """`anchor.schemes.Products` with the values in the rows beyond token T that a kernel loads; w [B, H, N, C, K]."""
 
     def __init__(self, w: Tensor, *, inclusive: bool, T: int, form: str, backend: str, **options):
         super().__init__(w, SCHEME, inclusive=inclusive, **options)
@@ -100,8 +100,8 @@ def _check(op: str, form: str) -> None:
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
-    """Return a function products(w, inclusive=…) that builds the `Products` of T tokens with padding as `form` says,
-    one of `FORMS`. options: backend, chunk and block as in `run`."""
+    """Return a function products(w, inclusive=…) that builds the `anchor.schemes.Products` of T tokens with padding as
+    `form` says, one of `FORMS`. options: backend, chunk and block as in `run`."""
     return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 
@@ -140,8 +140,8 @@ class Anchor(NamedTuple):
 
 
 def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) -> list[Anchor]:
-    """Return the key blocks of the last chunk whose gradient sums padding rows, that with the most gates in its
-    exponent first. Raises ValueError for T < 1 or an unknown form."""
+    """Return the key blocks of the last chunk whose gradient sums padding rows, first that whose exponent sums the most
+    gates. Raises ValueError for T < 1 or an unknown form."""
     one_of("form", form, FORMS)
     if type(T) is not int or T < 1:
         raise ValueError(f"T: expected a whole number of at least 1, got {T!r}")

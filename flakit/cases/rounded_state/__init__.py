@@ -28,7 +28,7 @@ WRITES = ("all equal", "at random")
 
 
 def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
-    """Draw T numbers, one per token, to add to a scalar state, [T]: all 1, or normal. ValueError unless of `WRITES`."""
+    """Draw what each of T tokens adds to a scalar state, [T]: 1, or a normal number. Raises ValueError for others."""
     one_of("writes", writes, WRITES)
     generator = torch.Generator().manual_seed(seed)
     return torch.ones(T) if writes == WRITES[0] else torch.randn(T, generator=generator)

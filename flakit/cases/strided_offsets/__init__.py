@@ -12,8 +12,8 @@ offset lies beside its sequence's end, the kernel reads every offset twice, and 
 sequences: the first half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as
 an argument.
 
-`run` computes RWKV6 in this way. From the numbers in memory `law` predicts the fraction of tokens that are wrong and
-that no program computes.
+`run` computes RWKV6 in this way. `law` predicts from the numbers in memory which fractions of tokens are wrong and not
+computed.
 """
 
 import math
@@ -54,7 +54,7 @@ all sequences cut in two."""
 
 
 def layout(offsets: Tensor, name: str) -> Tensor:
-    """Return the offsets [N + 1] in one of `LAYOUTS`, equal numbers. Raises ValueError for an unknown one."""
+    """Return the same offsets [N + 1] in one of `LAYOUTS` in memory. Raises ValueError for an unknown one."""
     return LAYOUTS[one_of("layout", name, LAYOUTS)](offsets)
 
 

@@ -40,7 +40,7 @@ def pull(logits: Tensor) -> Tensor:
 
 
 class Wrapped(torch.autograd.Function):
-    """Return the loss; its backward adds `pull(logits)` to the logits' gradient, unscaled if `ignores` (fault)."""
+    """Identity of the loss; its backward adds `pull(logits)` to the logits' gradient, unscaled if `ignores`."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, logits: Tensor, ignores: bool) -> Tensor:
@@ -55,7 +55,7 @@ class Wrapped(torch.autograd.Function):
 
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
-    """Return the loss with RWKV's penalty on large logits [..., V] in one of `WAYS`; ValueError for another way."""
+    """Return the loss with RWKV's penalty on large logits [..., V]. Raises ValueError unless way is one of `WAYS`."""
     one_of("way", way, WAYS)
     if way == WAYS[2]:
         return loss + FACTOR / 2 * logits.amax(-1).square().mean()

@@ -39,7 +39,8 @@ def run(
     dk: Tensor, padding: int, memory: str = "NaN", times: float = 1.0, *, zeroed: bool = False, seed: int = 0
 ) -> Tensor:
     """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents. memory: one
-    of `MEMORY`; ValueError for others. times: the earlier tensor's RMS relative to dk's. zeroed: the cure."""
+    of `MEMORY`. times: the earlier tensor's RMS relative to dk's. zeroed: the cure. Raises ValueError for another
+    memory."""
     one_of("memory", memory, MEMORY)
     behind = torch.zeros(padding, CHANNELS)
     if memory == "NaN":

@@ -23,7 +23,7 @@ from ..laws import LN_MAX, Measured, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
-    """Return each head's anchor row, [H, K], from cumulative log decays g [block, H, K]; wrong: the faulty address."""
+    """Return each head's anchor row, [H, K], of cumulative log decays g [block, H, K]; with `wrong` the faulty one."""
     block, H, K = g.shape
     middle = block // 2
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
