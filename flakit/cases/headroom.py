@@ -66,8 +66,8 @@ def kernels(op: str) -> tuple[str, ...]:
 
 
 def as_read(op: str | Operator) -> str:
-    """Return "rwkv6", "rwkv7" or "gsa", the one whose reads come before or after the decay as in `op`: its laws hold.
-    Raises ValueError for an operator without decay."""
+    """Return the operator of the case `anchor` ("rwkv6", "rwkv7", "gsa") whose reads come before or after the decay as
+    those of `op`, so that its `law` applies. Raises ValueError for an operator without decay."""
     of = operator(op)
     if of.name in OPERATORS:
         return of.name
@@ -205,7 +205,7 @@ class Headroom:
         return replace(self, margins=more(self.margins), layers=layers, gates=gates, edges=edges)
 
     def uniform(self, kernel: str, dtype: torch.dtype = torch.float32) -> float:
-        """Return the largest uniform |w| per token without overflow; for padding, at the worst length."""
+        """Return up to which |w|, equal at all tokens, `kernel` does not overflow; for padding at the worst length."""
         if kernel.startswith("padding"):
             form = kernel.removeprefix("padding, ")
             sizes = {"chunk": self.chunk, "block": self.block}
@@ -360,7 +360,7 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
     """Return the largest exponent of the padding rows of w [B, T, H, K] as a list of one `Worst`, empty if none is
-    positive. Its factor counts as not stored: it multiplies 0 in any dtype."""
+    positive. It has stored=False: its factor multiplies 0 in any dtype."""
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

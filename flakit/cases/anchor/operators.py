@@ -43,8 +43,8 @@ class Meeting(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The factor on the decay from which each product of a `Meeting` is non-finite: the scores as summed by row and by
-    column, `Products.read`, `Products.written`."""
+    """For each product of a `Meeting`, the factor on the decay up to which it is finite: the scores as summed by row
+    and by column, `Products.read`, `Products.written`."""
 
     rows: float
     columns: float

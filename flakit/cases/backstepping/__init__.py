@@ -144,7 +144,7 @@ def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[
 
 
 def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> Tensor:
-    """Return each row's error in the rebuilt S_{t-1}, [T, H, K], relative to the row's RMS norm over all tokens."""
+    """Return each row's error in the rebuilt S_{t-1}, [T, H, K], by the row's RMS norm; arguments as in `states`."""
     _, before = states(x, forward, op, chunk, rebuilt)
     true = torch.stack([f.state_before for f in forward], 1).double()
     size = true.square().sum(-1).mean((0, 1, 2)).sqrt()

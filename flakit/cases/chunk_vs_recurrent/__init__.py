@@ -180,7 +180,8 @@ def step_at(x: float, digits: int = 8) -> float:
 
 
 class Repaired(NamedTuple):
-    """The initial state's gradient from bfloat16 products and float32 sums, compared with a recurrence in float32."""
+    """The initial state's gradient from bfloat16 products, beside that of a float32 recurrence: largest difference,
+    bfloat16's spacing there, largest |gradient|."""
 
     worst: float  # largest difference of the two, both rounded to bfloat16
     step: float  # distance between bfloat16 numbers at that element

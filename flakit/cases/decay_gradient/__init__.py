@@ -110,7 +110,8 @@ def _gradients(
 def in_chunks(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, rounding: str, same: bool = True, chunk: int = 64
 ) -> Tensor:
-    """Return dw [B, T, H, K] by the identity inside each chunk, from rounded operands; shapes as in `dw_by_formula`.
+    """Return dw [B, T, H, K] by the running sums of `identity` in each chunk, from rounded operands; shapes as in
+    `dw_by_formula`.
 
     q* and k* are the reads and keys times their decay from and to the chunk's middle, rounded; dA is the gradient of
     the scores. A chunk's pairs contribute sum_{s>t} q_s (dA k*)_s - sum_{s>=t} k_s (dA^T q*)_s.
@@ -166,7 +167,8 @@ def published(device: str = "cuda") -> tuple[str, dict[str, dict[float, float]]]
 
 
 def law(w: float, T: int, rounding: str = "bfloat16") -> float:
-    """Predict the relative L2 error of the identity's dw, for constant log decay w < 0 and independent random inputs.
+    """Predict the relative L2 error of dw by `identity` with rounded dr and dk, for constant log decay w < 0 and random
+    inputs.
 
     Every row of r dr and k dk has its format's rounding error, 2^-digits / sqrt(6) (root mean square, for values
     uniform over a binade). dw_t accumulates it from all rows after t, T on average over both sums, hence sqrt(T). The
@@ -183,8 +185,7 @@ def law(w: float, T: int, rounding: str = "bfloat16") -> float:
 
 
 def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
-    """Predict the identity's relative error for any decays w [B, T, H, K], neglecting the transient of the first
-    tokens.
+    """Predict the same error as `law` for any log decays w [B, T, H, K], neglecting the transient of the first tokens.
 
     With c and d the variances of a row of S_{t-1} and of D_t (`laws.state_variances`, `gradient_variances`), r dr has
     variance c, k dk variance d, and dw_t variance e^{2w} c d, all times scale^2 V.

@@ -92,11 +92,11 @@ def _gradients(
 def law(inputs: Mapping[str, Tensor], *, on: str = "both", fault: bool = True) -> dict[str, float]:
     """Predict for RWKV6 the relative L2 error of dk, dv and dw, from w [B, T, H, K] and u [H, K] alone.
 
-    With r, k, v and the incoming gradients standard normal, row k of D_t has variance a from D_T and b from the reads.
-    They start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with every token back. dk and dv depend on D_t and
-    on a bonus of variance scale^2 u^2; dw on D_t times e^{w_t} S_{t-1}. dr and du do not depend on D_t and have no
-    error. A loss on o alone has no gradient at D_T, one on the state alone has only that. NaN for dw if all of e^{w_t}
-    is below the smallest normal number of w's dtype: dw is then 0.
+    D_t is the gradient of the state S_t. With r, k, v and the incoming gradients standard normal, row k of D_t has
+    variance a from D_T and b from the reads. They start at 1 and 0 and become e^{2w} a and e^{2w} b + scale^2 with
+    every token back. dk and dv depend on D_t and on a bonus of variance scale^2 u^2; dw on D_t times e^{w_t} S_{t-1}.
+    dr and du do not depend on D_t and have no error. A loss on o alone has no gradient at D_T, one on the state alone
+    has only that. NaN for dw if all of e^{w_t} is below the smallest normal number of w's dtype: dw is then 0.
     """
     one_of("on", on, ON)
     w, u = inputs["w"], inputs["u"].detach().double()
@@ -123,11 +123,9 @@ WITHIN = {"dk": 0.1, "dv": 0.1, "dw": 0.2}
 
 
 def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the law's tolerance: `WITHIN`, or three standard deviations if few rows of D_T dominate its averages.
-
-    With p_i the fraction of row i in the loss, a sum of squares has relative deviation sqrt(2 sum p_i^2), its root half
-    of that.
-    """
+    """Return the tolerance of `law`: `WITHIN`, or three standard deviations if few rows of the final state's gradient
+    dominate: with p_i the fraction of row i in the loss, a sum of squares has relative deviation sqrt(2 sum p_i^2), its
+    root half."""
 
     def scatter(p: Tensor) -> float:
         return 3 * ((p / p.sum()).square().sum() / 2).sqrt().nan_to_num(0).item()

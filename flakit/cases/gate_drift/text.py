@@ -47,7 +47,7 @@ NAME = "fatal_run"
 
 
 def initial() -> LanguageModel:
-    """Return the model before its first step."""
+    """Return the untrained model with which every run starts."""
     return LanguageModel(Corpus.vocab, mixer="rwkv6", seed=SEED, **SIZES)
 
 
@@ -105,7 +105,7 @@ def fatal_step(kernel: str = "none") -> int:
 
 
 def state(of: str = "none") -> tuple[LanguageModel, torch.optim.AdamW]:
-    """Return the model and AdamW as recorded just before the fatal step of a kernel; of: one of `FATAL`."""
+    """Return the model and AdamW as recorded before the step whose gradient is NaN with a kernel; of: of `FATAL`."""
     stored, model = _stored(), initial()
     optimizer = adamw(model)
     for name, parameter in model.named_parameters():
@@ -127,7 +127,7 @@ def start(kernel: str | Callable = "none", *, steps: int | None = None, model: L
 
 
 def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none") -> Drift:
-    """Continue the run from the state before the fatal step, with another kernel.
+    """Continue the run with another kernel, from the state before its fatal step, whose gradient is NaN.
 
     kernel: one of `KERNELS`, or a function kernel(r, k, v, w, u) that returns o, or a tuple or a NamedTuple with o
         first: r, k, w [B, T, H, K], w the natural-log decay <= 0, v and o [B, T, H, V], u [H, K], all float32 with B =
@@ -143,7 +143,7 @@ def resume(kernel: str | Callable = "right", *, steps: int = 40, of: str = "none
 
 
 def relive(kernel: str = "none", *, steps: int = 3) -> Drift:
-    """Return the run of a fatal kernel: recorded up to its fatal step, computed from there on.
+    """Return the run of a fatal kernel: recorded up to its fatal step, whose gradient is NaN, computed from there on.
 
     The computed steps start from recorded weights, so that the run fails on every machine. A run computed from its
     first step, by `start`, need not fail: rounding differs between machines and changes the losses visibly after some
@@ -222,7 +222,8 @@ class Replay:
 
 
 def replay(kernel: str | Callable = "none", *, of: str = "none") -> Replay:
-    """Compute the fatal step again, forward and backward. kernel: one of `KERNELS` or a function as in `resume`."""
+    """Compute a run's `fatal_step` again, forward and backward. kernel: of `KERNELS` or as in `resume`; of: of
+    `FATAL`."""
     model, _ = state(of)
     tokens, targets = Text(fatal_step(of)).batch(SEQUENCES, TOKENS)
     compute, tensors = _operator(kernel), {}

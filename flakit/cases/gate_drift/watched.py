@@ -1,4 +1,4 @@
-"""Training while the gates are recorded: the faulty operator, the law for its exponents, and the record of a run."""
+"""Training with the gates recorded: faulty operators, the largest exponent that they take, and the record of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

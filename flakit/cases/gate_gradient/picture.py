@@ -1,4 +1,4 @@
-"""The picture of `gate_gradient`, by token: x, the decays w, and the gradients dw before and dx behind the gate."""
+"""The picture of `gate_gradient`, by token: the gate's input x, the decays w, and the gradients dw and dx."""
 
 import math
 

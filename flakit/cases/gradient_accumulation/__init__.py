@@ -247,7 +247,7 @@ class Cut(NamedTuple):
 
 @lru_cache(maxsize=128)
 def cut(contract: str, accumulation: int, mixer: str = "rwkv7", *, seed: int = 0) -> Cut:
-    """Return the `Cut` of the first step in `accumulation` micro-batches, under the contract of the real trainer."""
+    """Compute the first step in `accumulation` micro-batches under the trainer's contract, beside the plain loop."""
     returned: list[float] = []
     result = step(contract, mixer, seed=seed, returned=returned)(accumulation)
     row = measure_accumulation(lambda _: result, [accumulation], reference=_plain(mixer, seed))[0]
@@ -260,7 +260,7 @@ def _plain(mixer: str, seed: int) -> tuple[float, list[Tensor]]:
 
 
 def measured(contract: str = "takes **kwargs", accumulation: int = 4, mixer: str = "rwkv7") -> Accumulated:
-    """Measure what `law` predicts: the factors on loss and gradient under the trainer's contract."""
+    """Measure what `law` predicts: by what loss and gradient under the trainer's contract exceed the plain loop's."""
     return cut(contract, accumulation, mixer).measured
 
 

@@ -65,10 +65,11 @@ def keys(C: int = 16, spread: float = 0.0, *, K: int = 64, seed: int = 0) -> Ten
 
 
 def matrix(alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int = 16, seed: int = 0) -> Tensor:
-    """Return L [C, C], float64, of C tokens with a = -k, b = alpha k and a uniform natural-log decay w <= 0.
+    """Return the matrix L that `invert` takes, [C, C] float64, of C tokens with a = -k, b = alpha k and a uniform log
+    decay w <= 0.
 
-    alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two.
-    Raises ValueError for values outside these ranges.
+    alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two. Raises ValueError for
+        values outside these ranges.
     """
     if not 0 <= alpha <= 2:
         raise ValueError(f"alpha: expected 0 … 2, got {alpha!r}")
@@ -151,8 +152,8 @@ def _one_or_all(x: Tensor) -> float | Tensor:
 
 
 def law_of_range(C: int = 16, w: float = 0.0, rounding: str = "float16") -> float:
-    """Predict the largest alpha for which no power in `invert`'s "product" form overflows, for C equal tokens; w: log
-    decay.
+    """Predict the largest alpha for which no power in `invert`'s "product" form overflows, for C equal tokens, log
+    decay w.
 
     (-L)^n has elements alpha^n binomial(d - 1, n - 1) e^{(d - n) w} at distance d; n = 1, 2, 4, … C/2 are multiplied.
 

@@ -1,4 +1,4 @@
-"""The picture of `inverse`: the powers of L summed into one element of the product form, and each form's error."""
+"""The picture of `inverse`: the powers of L that one element of (I - L)^-1 sums up, and the error of each form."""
 
 import math
 

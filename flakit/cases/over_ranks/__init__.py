@@ -50,8 +50,8 @@ def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, 
 
 
 def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read: float = 0.0) -> float:
-    """Predict the relative L2 error of D, if the tokens' contributions r do^T are orthogonal and of equal size; 0 below
-    rounding.
+    """Predict the relative L2 error of D, the state's gradient, if the tokens' contributions r do^T to it are
+    orthogonal and of equal size; 0 below rounding.
 
     w: the head's log decay, uniform over tokens. behind: number of tokens in later slices; walked: number of tokens in
         its own slice that D has passed. read: the log decay that the pre-pass reads, head 0's. fault: one of `FAULTS`.
@@ -64,7 +64,7 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
 
 
 def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
-    """Return the squared norms of D's error and of D if each token contributes 1; arguments as in `law`."""
+    """Return the squared norms of the error of D and of D, if each token contributes 1; arguments as in `law`."""
     size = sum(math.exp(2 * w * d) for d in range(behind + walked))
     if fault != FAULTS[0]:
         return 0.0, size
@@ -74,8 +74,8 @@ def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tup
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows and, by head, the relative errors of D at each slice and of each token's dv,
-    measured and predicted. The loss is a randomly weighted sum of the outputs."""
+    """The result of `show`: its rows and, by head, the relative errors of the state's gradient D at each slice and of
+    each token's dv, measured and predicted. The loss is a randomly weighted sum of the outputs."""
 
     fault: str
     ranks: int
@@ -109,8 +109,9 @@ def show(
     fault: Annotated[str, FAULTS] = FAULTS[0],
     seed: int = 0,
 ) -> Shown:
-    """Run RWKV6 over 64 tokens in `ranks` slices with one of `FAULTS`. Return the errors of D, dv, o and the initial
-    state's gradient beside the prediction of `law`. Head h of 4 has the uniform log decay w (1 + h * spread)."""
+    """Run RWKV6 over 64 tokens in `ranks` slices with one of `FAULTS`. Return the errors of the state's gradient, dv, o
+    and the initial state's gradient beside the prediction of `law`. Head h of 4 has the log decay w (1 + h * spread).
+    """
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)
@@ -171,8 +172,8 @@ def show(
 
 
 def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions to D do not mix, and k, which
-    gives the gradient of every token's v an equal share of each contribution."""
+    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions to the state's gradient do not
+    mix, and k, which gives the gradient of every token's v an equal share of each contribution."""
     rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
     signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
     return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))

@@ -1,4 +1,4 @@
-"""The picture of `over_ranks`: the error of D at the end of each slice, by head, and of each token's dv."""
+"""The picture of `over_ranks`: errors of the state's gradient at each slice, by head, and of each token's dv."""
 
 import numpy as np
 

@@ -241,7 +241,7 @@ def bound(op: str = "gsa") -> float:
 
 
 def clamped(inputs: Mapping[str, Tensor], at: float, form: str = "chunk", *, op: str = "gsa", **options) -> Clamp:
-    """Clamp the log decays at `at` (<= 0) and `run` with `form`: o's error, and whether the key gradient is finite."""
+    """`run` with log decays clamped at `at` (<= 0). Return o's error and whether the key's gradient is finite."""
     decay = OPERATORS[op].decay
     results = run({**inputs, decay: inputs[decay].clamp(min=at)}, form, op=op, **options)
     exact = truth(op, inputs)["o"]

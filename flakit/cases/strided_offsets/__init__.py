@@ -12,8 +12,7 @@ offset lies beside its sequence's end, the kernel reads every offset twice, and 
 sequences: the first half is right, the rest is uninitialised memory. The cure is one `.contiguous()`, or the stride as
 an argument.
 
-`run` computes RWKV6 in this way. `law` predicts from the numbers in memory which fractions of tokens are wrong and not
-computed.
+`run` computes RWKV6 in this way; `law` predicts from the numbers in memory which fraction of tokens is wrong.
 """
 
 import math

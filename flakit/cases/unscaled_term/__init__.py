@@ -63,7 +63,7 @@ def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
 
 
 def law(scale: float, way: str = WAYS[0]) -> float:
-    """Predict the fraction of the term that remains if the loss is multiplied by `scale`; way: one of `WAYS`.
+    """Predict which fraction of the penalty's gradient remains if the loss is multiplied by `scale`; way: of `WAYS`.
 
     >>> law(1.0), law(1 / 8), law(65536.0, "multiplies by what arrives")
     (1.0, 8.0, 1.0)
@@ -73,7 +73,7 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, each token's largest logit, [T], and the parts of the gradient of that logit."""
+    """The result of `show`: its rows and, for each token's largest logit, [T], the parts of its gradient."""
 
     largest: Tensor
     alone: Tensor
@@ -90,8 +90,8 @@ class Shown(Measured):
 def show(
     *, scale: Annotated[float, Range(0.01, 1e5, log=True)] = 2.0**16, way: Annotated[str, WAYS] = WAYS[0], seed: int = 0
 ) -> Shown:
-    """Multiply a loss by `scale` and divide its gradient by it. Return the fraction of the term in the gradient that
-    remains beside the prediction of `law`, in float64. way: of `WAYS`."""
+    """Multiply a loss with RWKV's penalty on large logits by `scale`, and divide its gradient by it. Return which
+    fraction of the penalty's gradient remains, beside the prediction of `law`, in float64. way: of `WAYS`."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(T, VOCAB, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(VOCAB, (T,), generator=generator)
@@ -110,5 +110,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured fractions for no scale, 8 micro-batches, a weight, a loss scaler, in all `WAYS`."""
+    """Return predicted and measured fractions of the penalty's gradient for four scales of the loss, in all `WAYS`."""
     return [row for way in WAYS for scale in (1.0, 1 / 8, 0.1, 2.0**16) for row in show(scale=scale, way=way).rows]

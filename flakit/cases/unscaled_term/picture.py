@@ -1,4 +1,4 @@
-"""The picture of `unscaled_term`: the term's part, actual and right, of the gradient of each token's largest logit."""
+"""The picture of `unscaled_term`: what the penalty adds to the gradient of each token's largest logit, and should."""
 
 import numpy as np
 

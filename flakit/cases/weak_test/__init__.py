@@ -151,7 +151,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured errors, and the test's verdict, for operators that forget or reset."""
+    """Return recorded, predicted and measured errors of operators that forget old tokens or reset their state, and
+    whether the test accepts them."""
     rows = [row for keep in (1, 2, 3) for row in show(keep=keep).rows]
     for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)
