@@ -95,7 +95,7 @@ _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 class Cell(NamedTuple):
-    """What a cause does to one tensor: one of `KINDS`, whether at every token, and the relative L2 error."""
+    """What a fault does to one tensor: one of `KINDS`, whether at every token, and the relative L2 error."""
 
     kind: str
     everywhere: bool

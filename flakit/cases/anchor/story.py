@@ -58,7 +58,7 @@ class Shown(Measured):
     """The cumulative decay of the reads: gi or, exclusive, ge; [C]."""
     as_read: list[Anchored]
     as_meant: list[Anchored]
-    """The same tiles with the intended anchor, the row before the block."""
+    """The tiles of `as_read` with the intended anchor, the row before the block."""
     alone: Tensor
     """The exponent of each row's read factor in its leftmost tile, [C], even if it meets no key there."""
     read: Tensor

@@ -91,7 +91,7 @@ class Shown(Measured):
     exponents: Tensor
     """The cumulative decay at each read, minus n, [block]."""
     clamped: Tensor
-    """The same, clamped to -bound … bound."""
+    """The exponents clamped to -bound … bound, [block]."""
     right: Tensor
     """The right weights."""
     computed: Tensor

@@ -97,7 +97,7 @@ def dw_by_formula(
 def _gradients(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, do: Tensor, *, initial_state=None, dfinal_state=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return dr, dk, dw by the direct form, and sum_v S_T * dS_T, without a bonus; shapes as in `dw_by_formula`."""
+    """Return dr, dk, dw ("direct") and sum_v S_T * dS_T, without a bonus; shapes and options as in `dw_by_formula`."""
     dtype = torch.promote_types(r.dtype, torch.float32)
     leaves = [x.detach().to(dtype).requires_grad_() for x in (r, k, v, w)]
     no_bonus = r.new_zeros(r.shape[2:], dtype=dtype)

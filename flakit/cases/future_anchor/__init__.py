@@ -123,7 +123,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured rows around the anchor row 8, in a partial block, and for the other anchors."""
+    """Return whether outputs before P change, predicted and measured, around the anchor's row and for all anchors."""
     settings = [
         ("middle", 5, 16),
         ("middle", 8, 16),

@@ -222,8 +222,7 @@ class Replay:
 
 
 def replay(kernel: str | Callable = "none", *, of: str = "none") -> Replay:
-    """Compute a run's `fatal_step` again, forward and backward. kernel: of `KERNELS` or as in `resume`; of: of
-    `FATAL`."""
+    """Compute a run's `fatal_step` again, forward and backward. kernel: as in `resume`; of: one of `FATAL`."""
     model, _ = state(of)
     tokens, targets = Text(fatal_step(of)).batch(SEQUENCES, TOKENS)
     compute, tensors = _operator(kernel), {}

@@ -229,7 +229,7 @@ class Shown(Measured):
 
     element: tuple[int, int]
     terms: Tensor
-    """That element of L, L^2, … L^{C-1}, [C - 1] float64."""
+    """The values of `element` in L, L^2, … L^{C-1}, [C - 1] float64."""
     exact: Tensor
     """The inverse in float64, [C, C]."""
     made: Mapping[str, Tensor]

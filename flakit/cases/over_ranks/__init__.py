@@ -64,7 +64,7 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
 
 
 def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
-    """Return the squared norms of the error of D and of D, if each token contributes 1; arguments as in `law`."""
+    """Return the squared norms of the state's gradient's error and of itself, with contributions of 1; see `law`."""
     size = sum(math.exp(2 * w * d) for d in range(behind + walked))
     if fault != FAULTS[0]:
         return 0.0, size

@@ -168,7 +168,7 @@ class Picture(Drawing):
             self._words.set_position((real - 1.5 if late else real + 0.5, -0.5 * exponent))
 
     def _update_arrows(self, shown: Shown) -> None:
-        """Draw arrows from the empty rows of every block with an infinite factor to the tokens that sum it."""
+        """Draw an arrow from a key block's padding rows with an infinite factor to the tokens that sum them."""
         upper, lower = self._factors.ax, self._gradient.ax
         while len(self._arrows) < len(shown.exponents):
             look = {"arrowstyle": "-|>", "linewidth": 1.6, "color": style.BROKEN, "mutation_scale": 12}

@@ -73,7 +73,7 @@ def read_grads(
 
 
 def compile_error(BK: int, BV: int, transposed: bool, capability: int) -> str | None:
-    """Compile for a compute capability (80: A100, 90: H100, H200). Return the compiler's error; None if it succeeds."""
+    """Compile `read_grads_kernel` for a compute capability (80: A100, 90: H100). Return its error; None on success."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError

@@ -36,7 +36,7 @@ SIGMOID_SQUARED = 0.2934
 
 
 def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int = 0) -> dict[str, Tensor]:
-    """Draw RWKV7 inputs, float64, B = 1. fast: the test's log decays, uniform in [-8, -6]; otherwise the model's."""
+    """Draw RWKV7 inputs, float64, B = 1. fast: log decays as in that test, uniform in [-8, -6], else RWKV7's own."""
     decay = None
     if fast:
         decay = torch.from_numpy(np.random.default_rng([seed, 1000]).uniform(-8, -6, (1, T, H, K)))
@@ -107,8 +107,8 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows and, each for the test's decays and the model's, the contributions to o by
-    distance and the error of o from `forgetful`."""
+    """The result of `show`: its rows and, each for the test's fast decays and for RWKV7's own, the contributions to o
+    by distance and the error of o from `forgetful`."""
 
     keep: int
     seen: tuple[Tensor, Tensor]
@@ -119,7 +119,7 @@ class Shown(Measured):
 
 @lru_cache(maxsize=4)
 def _drawn(K: int, T: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Draw inputs with the test's and the model's decays as a batch of two. Return them, their o, and `Shown.seen`."""
+    """Draw a batch of two inputs, with the test's decays and with RWKV7's. Return them, their o, and `Shown.seen`."""
     both = [inputs(fast=fast, T=T, K=K, seed=seed) for fast in (True, False)]
     x = {name: torch.cat([each[name] for each in both]) for name in both[0]}
     o = reference.forward(**x)[0]
@@ -134,8 +134,9 @@ def show(
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
 ) -> Shown:
-    """Compare RWKV7 with an operator that sees the last `keep` tokens alone. Return its error with the test's decays
-    beside the prediction of `law` and with the model's, and whether a tolerance of 0.005 accepts it."""
+    """Compare RWKV7 with an operator that sees the last `keep` tokens alone. Return the latter's error with the test's
+    fast decays beside the prediction of `law`, its error with RWKV7's own, and whether a tolerance of 0.005 accepts it.
+    """
     x, o, seen = _drawn(K, T, seed)
     fast, real = (relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     predicted = law(keep, K)
