@@ -162,7 +162,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _describes(about: object) -> bool:
-    """Return whether a header's entry is valid: dtype, shape, and data_offsets of two numbers."""
+    """Return whether an entry of a safetensors header is valid: dtype, shape, and data_offsets of two numbers."""
 
     def counts(x: object) -> bool:
         return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)

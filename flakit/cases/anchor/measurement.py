@@ -91,7 +91,7 @@ KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
 
 
 class _Kernel(Products):
-    """`Products` with tiles left of the diagonal by Triton kernels (`tiles_triton`); scheme: of `KERNEL_ANCHORS`."""
+    """`schemes.Products` with the tiles left of the diagonal by Triton kernels; scheme: of `KERNEL_ANCHORS`."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores

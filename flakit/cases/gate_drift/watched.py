@@ -70,7 +70,7 @@ class Drift:
 
     @property
     def lost(self) -> list[bool]:
-        """Whether each step's loss or gradient was non-finite, so that the step was skipped."""
+        """Whether the loss or gradient norm of each step was not finite."""
         skipped = set(self.run.skipped)
         return [n in skipped for n in range(len(self.run.losses))]
 

@@ -236,7 +236,7 @@ REPORTED = 16.0
 
 
 class Cut(NamedTuple):
-    """One optimizer step computed in micro-batches: its comparison with the plain loop, and the numbers behind it."""
+    """One optimizer step in micro-batches: its comparison with the plain loop, each loss, and the full gradient."""
 
     measured: Accumulated
     returned: list[float]
