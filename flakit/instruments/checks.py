@@ -27,6 +27,7 @@ from .truth import truth_of
 
 
 def against_truth(x: Examiner, setting: Setting) -> Finding:
+    """Every tensor matches float64 within its error budget, except those that are excused."""
     return x.compare(setting)
 
 
@@ -40,14 +41,14 @@ def everything(x: Examiner, setting: Setting) -> Finding:
 
 
 def through_states(x: Examiner, setting: Setting, run: Callable[[Setting], Ran] | None = None) -> Finding:
-    """Every tensor matches float64; the states, and what is wrong only in calls with states, are not excused. run:
-    replaces `Examiner.run`."""
+    """Every tensor matches float64, except those wrong at the plainest call without states. run: as in `compare`."""
     states = (*x.op.outputs[1:], *(f"d{name}" for name in x.op.states))
     excused = {name: why for name, why in x.learnt.known.items() if name not in states}
     return x.compare(setting, excused=excused, run=run)
 
 
 def finite(x: Examiner, setting: Setting) -> Finding:
+    """Every value is finite where its float64 truth is."""
     return x.compare(setting, finite=True, run=x.run_once)
 
 

@@ -34,8 +34,7 @@ _EXACT = ("neg", "abs", "relu", "maximum", "minimum", "clamp", "clamp_min", "cla
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread between runs, of a line or of a tensor that a kernel stored: the largest deviation of a lane over the
-    RMS of its tile."""
+    """The spread of a line or a stored tensor between runs: the largest deviation of a lane over its tile's RMS."""
 
     place: Place
     operation: str

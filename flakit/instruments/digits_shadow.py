@@ -349,8 +349,7 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
 
 
 def product(x, exact, operands, bad) -> Origin:
-    """Trace lanes of a matrix product, over the last two axes, to the factor whose error changes a term most, or to the
-    accumulator, if there is one."""
+    """Trace lanes of a matrix product to the factor whose error changes a term most, or to the accumulator, if any."""
     (a, sa), (b, sb), *more = operands
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)

@@ -78,8 +78,8 @@ def private_names() -> SimpleNamespace:
 def watch_interpreter(
     trace: Trace, memory: dict[int, list[Site]], digits: "TileDigits | TileRounding | None" = None
 ) -> Iterator["InterpreterWatch"]:
-    """Record in a trace what interpreted kernels do in the `with` block. memory: by a storage's address, the sites of
-    its bad values. digits: an observer of every operation, which may replace its result."""
+    """Record in a trace what interpreted kernels do in the `with` block; yield the watch. memory: by a storage's
+    address, the sites of its bad values. digits: an observer of every operation, which may replace its result."""
     watch = InterpreterWatch(trace, memory, private_names(), digits)
     with _ONE_TRACE:
         try:
@@ -92,6 +92,8 @@ def watch_interpreter(
 
 
 class InterpreterWatch:
+    """Records in a trace what Triton's interpreter computes, between `install`, which patches it, and `remove`."""
+
     def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace, digits=None):
         self.trace, self.memory, self.names, self.digits = trace, memory, names, digits
         if digits is not None:

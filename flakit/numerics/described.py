@@ -49,6 +49,8 @@ TABLE = "flakit"
 
 
 class Output(NamedTuple):
+    """The result of a form: o, and the final state or its parts, None if there is none or it was not requested."""
+
     o: Tensor
     final_state: Tensor | tuple[Tensor, ...] | None
 

@@ -134,8 +134,8 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
 
 @triton.jit
 def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return what pairs in a chunk add to dq, dk and dw, [C, BK], as b_q, b_k, b_w. pairs [C, C]: dA + dA^T off the
-    diagonal."""
+    """Return what pairs of rows in a chunk add to dq, dk and dw, [C, BK] each. b_q, b_k, b_w [C, BK]: b_w are log
+    decays. pairs [C, C]: dA + dA^T without the diagonal, the scores' gradients. SCALED: for 16-bit inputs."""
     o_c = tl.arange(0, C)
     b_dq, b_dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     q, q_unit = scaled_rows(b_q, SCALED)

@@ -123,7 +123,8 @@ class ChunkPlan:
         return Stored(states.view(torch.float16), own, mild)
 
     def flattened(self, args, mild: bool) -> list:
-        """Return a kernel's arguments, each `Stored` as its states and scales; mild: the scales at chunks' middles."""
+        """Return a kernel's arguments, each `Stored` as its states and scales, if `mild` the scales at chunks'
+        middles."""
         flat = []
         for x in args:
             if type(x) is Stored:
