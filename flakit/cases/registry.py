@@ -33,7 +33,7 @@ class PictureModule(Protocol):
     ON_VIEW: tuple[str, ...]
     """The knobs shown first; the others are folded under "more". The play button moves the first one."""
     LINE: str
-    """A part of `Row.what` that selects the row which the panel quotes."""
+    """A part of the `what` of the `Row` that the panel quotes."""
     PRESETS: Mapping[str, Mapping]
     """Settings of the knobs by the words on their buttons: one that works, one that fails, one that is repaired."""
     Picture: "type[Drawing]"

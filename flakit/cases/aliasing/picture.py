@@ -43,7 +43,7 @@ PRESETS = {
 }
 
 _HEIGHT = 2.3
-_PLACES = 32  # of the memory, so that a number can be told from its neighbour
+_PLACES = 32  # of the memory: more numbers would be too narrow to tell apart
 
 
 class Picture(Drawing):

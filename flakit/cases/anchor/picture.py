@@ -62,7 +62,7 @@ PRESETS = {
 
 _END = LN_MAX[next(iter(LN_MAX))]
 _FEW = 6
-"""Largest number of infinite rows that get arrows."""
+"""The largest number of infinite rows that get arrows."""
 
 
 class Picture(Drawing):

@@ -18,7 +18,7 @@ from .operators import OPERATORS, TENSORS, find_operator
 from .schemes import SCHEMES, Products
 
 CLAMP = -12.0
-"""The thread's workaround, |w| < 12: it bounds a single token, so cures bug A, but not exponents over eight tokens."""
+"""The report's workaround, |w| < 12: it bounds a single token, so cures bug A, but not exponents over eight tokens."""
 
 
 def spike(at: int, w: float = -1.0, *, op: str = "rwkv6", T: int = 64, K: int = 64) -> dict[str, Tensor]:

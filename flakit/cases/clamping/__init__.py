@@ -25,7 +25,7 @@ from ..knobs import FINITE_DECAY, Range
 from ..laws import Measured, Row
 
 BOUND = 126 * math.log(2)
-"""The clamp of the story, 126 powers of two, as a natural logarithm: 87.3."""
+"""The clamp in the report, 126 powers of two, as a natural logarithm: 87.3."""
 
 
 def scores(

@@ -13,12 +13,12 @@ Which sequence fails depends on its tokens, hence "rare at first". A failed step
 non-finite guard, and so is any step that would have reversed the drift: the fraction of failed steps grows, for GSA to
 all. Re-initialising the projection of the gates, f_proj (RWKV6: w), cures the training until the gates have drifted
 again. In GSA so does re-initialising the norms before it, which leaves the gates just inside the limit; no other
-parameter does. The thread's clamp |f| < 20 has no effect, |w| < 12 excludes bug A. The right kernel on the same data
+parameter does. The report's clamp |f| < 20 has no effect, |w| < 12 excludes bug A. The right kernel on the same data
 fails in no step, nor does softmax attention, which has no gates.
 
 The learning rate, `LEARNING_RATE`, is several times a usual one, and constant; nothing else speeds up the drift. At a
 quarter of it GSA's first failure comes after 2680 steps instead of some 200 (data/gate_drift.json), then the same
-happens. RWKV6 fails with three seeds of four. A wider GSA on the story's 3000 tokens at a rate of 0.002, on a GPU,
+happens. RWKV6 fails with three seeds of four. A wider GSA on the report's 3000 tokens at a rate of 0.002, on a GPU,
 first fails after some 3000 steps, soon in all; with the right kernel the same gates drift on, to three times the limit,
 without a failure (data/h200_gate_drift.json).
 

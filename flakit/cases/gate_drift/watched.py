@@ -18,7 +18,7 @@ from ..anomaly import operator
 from ..laws import LN_MAX
 
 T = 56
-"""Tokens per sequence of `Delay`: T mod 64 = 56, as for the story's 3000 tokens."""
+"""Tokens per sequence of `Delay`: T mod 64 = 56, as for the report's 3000 tokens."""
 LIMIT = LN_MAX[torch.float32]
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 RIGHT = {"gsa": chunk_gsa, "rwkv6": chunk_rwkv6}

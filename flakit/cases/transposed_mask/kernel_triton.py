@@ -55,7 +55,7 @@ def read_grads(
     are heads first: k, w [BH, T, K], v, do [BH, T, V]. Raises `DoesNotCompile` if mask and tile do not fit."""
     (BH, T, K), V = k.shape, v.shape[-1]
     NK, NV = triton.cdiv(K, BK), triton.cdiv(V, BV)
-    # The faulty mask reads beyond the last state: there is memory of ours, not of somebody else.
+    # The faulty mask reads beyond the last state: pad, so that it reads zeros and no other tensor.
     padded = initial_state.new_zeros(BH * K * V + BK * V + BV)
     padded[: BH * K * V] = initial_state.reshape(-1)
     dr, seen = k.new_empty(NV, BH, T, K), torch.empty_like(initial_state)
