@@ -27,13 +27,13 @@ from .truth import truth_of
 
 
 def against_truth(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 within its error budget, except those that are excused."""
+    """Check that every tensor matches float64 within its error budget, except those that are excused."""
     return x.compare(setting)
 
 
 def everything(x: Examiner, setting: Setting) -> Finding:
-    """Every output and gradient matches float64 within its error budget, without an excuse for the plainest calls.
-    Missing gradients are left to the probe `gradients`. A crash of the plainest call is returned as its finding."""
+    """Check that every output and gradient matches float64, without an excuse for errors of the plainest calls. Missing
+    gradients are left to the probe `gradients`. A crash of the plainest call is returned as its finding."""
     if setting in x.learnt.crashed:
         return x.learnt.crashed[setting]
     excused = {name: why for name, why in x.learnt.known.items() if why != "wrong"}
@@ -41,19 +41,19 @@ def everything(x: Examiner, setting: Setting) -> Finding:
 
 
 def through_states(x: Examiner, setting: Setting, run: Callable[[Setting], Ran] | None = None) -> Finding:
-    """Every tensor matches float64, except those wrong at the plainest call without states. run: as in `compare`."""
+    """Check every tensor against float64 but those wrong in the plainest call without states. run: as in `compare`."""
     states = (*x.op.outputs[1:], *(f"d{name}" for name in x.op.states))
     excused = {name: why for name, why in x.learnt.known.items() if name not in states}
     return x.compare(setting, excused=excused, run=run)
 
 
 def finite(x: Examiner, setting: Setting) -> Finding:
-    """Every value is finite where its float64 truth is."""
+    """Check that every value is finite where its float64 truth is."""
     return x.compare(setting, finite=True, run=x.run_once)
 
 
 def accurate(x: Examiner, setting: Setting) -> Finding:
-    """Finite results match float64; non-finite ones pass, since the probe `decay-onset` reports them."""
+    """Check that finite results match float64; non-finite ones pass, as the probe `decay-onset` reports them."""
     finding = finite(x, setting)
     if finding.fails:
         return replace(finding, kind="fine", tensor="", figure=0.0, words="not finite everywhere")
@@ -61,8 +61,8 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
 
 
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64. If a batch has a spike in each sequence, return the first finding that fails alone.
-    A batch is quicker than a call for each row; a single sequence makes a smaller setting to report."""
+    """Check every tensor against float64. If a batch has a spike in each sequence, return the first finding that fails
+    alone. A batch is quicker than a call for each row; a single sequence makes a smaller setting to report."""
     finding = x.compare(setting)
     if not finding.fails or setting.rows is None or setting.spike is None:
         return finding
@@ -74,7 +74,7 @@ def row_after_row(x: Examiner, setting: Setting) -> Finding:
 
 
 def tail(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 at a length T that does not fill the last block of 64 tokens. If the next full
+    """Check every tensor against float64 at a length T that does not fill the last block of 64 tokens. If the next full
     length fails, too, the tail is not to blame, and the finding is that of a milder decay at T."""
     finding = x.compare(setting)
     if not finding.fails:
@@ -85,7 +85,7 @@ def tail(x: Examiner, setting: Setting) -> Finding:
 
 
 def half(x: Examiner, setting: Setting) -> Finding:
-    """16-bit results match float64; one that is not finite in float32 either passes, left to another probe."""
+    """Check 16-bit results against float64; one that is not finite in float32 either passes, left to another probe."""
     finding = x.compare(setting)
     if finding.kind == "non-finite":
         try:
@@ -98,7 +98,7 @@ def half(x: Examiner, setting: Setting) -> Finding:
 
 
 def mixed(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64. PyTorch's own error for two dtypes in one product counts as a refusal."""
+    """Check every tensor against float64; PyTorch's own error for two dtypes in one product counts as a refusal."""
     finding = x.compare(setting)
     if finding.kind == "raises" and "RuntimeError" in finding.words and "type" in finding.words:
         raise Refused(finding.words)
@@ -106,7 +106,7 @@ def mixed(x: Examiner, setting: Setting) -> Finding:
 
 
 def gradients(x: Examiner, setting: Setting) -> Finding:
-    """Every input with a nonzero true gradient gets a gradient."""
+    """Check that every input with a nonzero true gradient gets a gradient."""
     setting = x.resolved(setting.without(initial_state=False, final_state=False, loss="o"))
     try:
         ran = x.run(setting)
@@ -122,8 +122,8 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
 
 
 def scale(x: Examiner, setting: Setting) -> Finding:
-    """The subject uses the argument `scale`, and its default is the operator's. A failure says by which constant factor
-    o differs. Raises Refused if o is wrong otherwise in the plainest call."""
+    """Check that the subject uses the argument `scale`, and that its default is the operator's. A failure says by which
+    constant factor o differs. Raises Refused if the plainest call's o is wrong by more than a factor."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
     ran = x.run(setting)
@@ -149,8 +149,8 @@ def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
 
 
 def causal(x: Examiner, setting: Setting) -> Finding:
-    """Outputs before token `changed` keep their bits when the inputs from that token on change. A kernel that is not
-    repeatable to the bit has to keep them to 100 roundings."""
+    """Check that outputs before token `changed` keep their bits when the inputs from that token on change. A kernel
+    that is not repeatable to the bit has to keep them to 100 roundings."""
     setting = x.resolved(setting)
     op, P = x.op, setting.changed
     o = []
@@ -175,7 +175,7 @@ def causal(x: Examiner, setting: Setting) -> Finding:
 
 
 def unchanged(x: Examiner, setting: Setting) -> Finding:
-    """The subject writes neither to its inputs nor to the gradients that arrive at its outputs."""
+    """Check that the subject writes neither to its inputs nor to the gradients that arrive at its outputs."""
     setting, op = x.resolved(setting), x.op
     inputs, arriving = setting.laid_out(*setting.make(op, x.device), op)
     tensors = {**op.leaves(inputs), "do": arriving[0], "cu_seqlens": inputs.get("cu_seqlens")}
@@ -188,7 +188,7 @@ def unchanged(x: Examiner, setting: Setting) -> Finding:
 
 
 def apart(x: Examiner, setting: Setting) -> Finding:
-    """No output shares memory with an input, and the next call leaves earlier outputs as they are."""
+    """Check that no output shares memory with an input, and that the next call leaves earlier outputs alone."""
     setting, op = x.resolved(setting), x.op
     first_inputs, _ = setting.make(op, x.device)
     inputs = op.leaves(first_inputs)
@@ -221,7 +221,7 @@ REPEATING = 1.0
 
 
 def repeatable(x: Examiner, setting: Setting) -> Finding:
-    """Repeated calls return the same bits, outputs and gradients, in up to `CALLS` calls."""
+    """Check that repeated calls, `CALLS` at most, return the same bits, outputs and gradients."""
     setting, begun = x.resolved(setting), x.clock()
     first = x.run(setting)
     for n in range(1, CALLS if x.full or not x.learnt.interpreted else 2):
@@ -237,7 +237,7 @@ def repeatable(x: Examiner, setting: Setting) -> Finding:
 
 
 def poisoned(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 while PyTorch fills uninitialised memory with NaN."""
+    """Check every tensor against float64 while PyTorch fills uninitialised memory with NaN."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads PyTorch's compiler: three seconds
     try:
@@ -267,7 +267,7 @@ class _Fences:
 
 
 def fenced(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 between guards of NaN around inputs, outputs and buffers, which stay untouched."""
+    """Check every tensor against float64 between guards of NaN around all memory, which stay untouched."""
     fences, op = _Fences(), x.op
 
     labels = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")
@@ -300,7 +300,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
 
 
 def contained(x: Examiner, setting: Setting) -> Finding:
-    """A non-finite v stays in its own sequence and head. The finding says how many tokens back it reaches."""
+    """Check that a non-finite v stays in its sequence and head; the finding says how many tokens back it reaches."""
     setting, op = x.resolved(setting), x.op
     assert setting.bad is not None
     inputs, _ = setting.make(op, x.device)
@@ -331,7 +331,7 @@ ORDERED = 8
 
 
 def permuted(x: Examiner, setting: Setting) -> Finding:
-    """Permuting the heads permutes the results, but for `ORDERED` spacings of the dtype."""
+    """Check that permuting the heads permutes the results, to within `ORDERED` spacings of the dtype."""
     setting, op = x.resolved(setting), x.op
 
     def turned(name: str, y: Tensor, by: int = 1) -> Tensor:
@@ -362,7 +362,7 @@ def heads_of(op: Operator, name: str) -> tuple[int, bool]:
 
 
 def memoised(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 after a call in which the same tensor of offsets held other numbers."""
+    """Check every tensor against float64 after a call in which the same tensor of offsets held other numbers."""
     setting, ends = x.resolved(setting), []
     assert setting.lengths is not None
 
@@ -382,7 +382,7 @@ def memoised(x: Examiner, setting: Setting) -> Finding:
 
 
 def as_documented(x: Examiner, setting: Setting) -> Finding:
-    """States go in and out as [K, V]. The finding says if the subject has their axes transposed."""
+    """Check that states go in and out as [K, V]; the finding says if the subject transposes their axes."""
     finding = through_states(x, setting)
     if finding.kind != "wrong":
         return finding
@@ -412,8 +412,8 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
 
 
 def over_ranks(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 when two processes of a group have a slice of each sequence; excuses as
-    `through_states`. The finding says if the processes run on the CPU although the subject runs on a GPU."""
+    """Check every tensor as `through_states` does, with each sequence in slices over two processes of a group. The
+    finding says if the processes run on the CPU although the subject runs on a GPU."""
     finding = through_states(x, setting)
     if x.device != "cpu" and ranks_device(x.device) == "cpu":
         return replace(finding, words=f"{finding.words}; on the CPU, since ranks on GPUs need two")
@@ -421,6 +421,6 @@ def over_ranks(x: Examiner, setting: Setting) -> Finding:
 
 
 def elsewhere(x: Examiner, setting: Setting) -> Finding:
-    """Every tensor matches float64 on a GPU that is not the current device."""
+    """Check every tensor against float64 on a GPU that is not the current device."""
     other = (torch.cuda.current_device() + 1) % torch.cuda.device_count()
     return x.compare(setting, device=f"cuda:{other}")

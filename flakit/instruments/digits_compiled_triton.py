@@ -137,7 +137,7 @@ class _TooLong(RuntimeError):
 
 
 class StoredDigits(TileDigits):
-    """Also records which line last stored each element, and compares both results with the shadow after a launch.
+    """A `TileDigits` that also records which line last stored each element, and compares both results with the shadow.
 
     `after` holds the storages with the compiled kernel's results; `Comparison` sets it before each interpreted launch.
     """

@@ -460,7 +460,7 @@ class Trace(Report):
         return figure.canvas
 
     def drawn(self) -> dict:
-        """Return the arguments of `TraceFigure.update`."""
+        """Return the arguments of `figures.trace.TraceFigure.update`, by name, for `picture`."""
         from ..figures.trace import Branch, Room
 
         rooms = [Room(f"{line.place.line}  {line.place.code(60)}", line.largest, line.room) for line in self.headroom]

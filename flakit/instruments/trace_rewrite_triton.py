@@ -201,7 +201,7 @@ class _Watch(ast.NodeTransformer):
         return None
 
     def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Add a check and return its number. into: this function's names of the memory, not yet the kernel's."""
+        """Add a check and return its number. into: the function's parameters whose memory it accesses."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
         self.rewriting.checks.append(check)

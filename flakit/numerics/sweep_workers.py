@@ -116,7 +116,7 @@ _MEASURE: Callable | None = None
 
 
 def _begin(pickled: bytes, counter) -> None:
-    """Initialize a worker process: one thread, as there are many processes; the next GPU in turn; what measures."""
+    """Initialize a worker process: load the measuring function; use one thread, and the next GPU in turn."""
     global _MEASURE
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -152,8 +152,7 @@ def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict])
 
 
 def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
-    """Measure the settings in worker processes, in any order. make(*arguments), called once in each, returns what
-    measures.
+    """Measure the settings in worker processes, in any order. In each, make(*arguments) returns the measuring function.
 
     A process that dies (killed, out of memory, a fault in a kernel) is replaced, and its setting is measured again; a
     setting running at three deaths is considered their cause, and `Raised`. Raises ValueError if `make` cannot be

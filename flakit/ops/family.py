@@ -127,7 +127,7 @@ def naive_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
     """Gated linear attention: S_t = diag(e^{g_t}) S_{t-1} + k_t v_t^T, a decay g [B, T, H, K] for each row of a state.
 
     "Gated Linear Attention Transformers with Hardware-Efficient Training" (Yang et al., 2023, arXiv:2312.06635). HGRN2
-    (Qin et al., 2024, arXiv:2404.07904) is the same with k_t = 1 - e^{g_t}. q, k as g, v [B, T, H, V].
+    (Qin et al., 2024, arXiv:2404.07904) is the same with k_t = 1 - e^{g_t}. q, k as g, v [B, T, H, V]; g a natural log.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -161,7 +161,7 @@ def naive_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     """The gated delta rule: S' = e^{g_t} S_{t-1}, then S_t = S' + beta_t k_t (v_t - S'^T k_t)^T.
 
     Equation (10) of "Gated Delta Networks" (Yang et al., 2025, arXiv:2412.06464): k reads the decayed state. q, k [B,
-    T, H, K], v [B, T, HV, V], g and beta [B, T, HV].
+    T, H, K], v [B, T, HV, V], g (a natural log, <= 0) and beta [B, T, HV].
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
@@ -180,7 +180,7 @@ def naive_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     """Kimi delta attention: S' = diag(e^{g_t}) S_{t-1}, then S_t = S' + beta_t k_t (v_t - S'^T k_t)^T.
 
     "Kimi Linear" (Kimi Team, 2025, arXiv:2510.26692): the gated delta rule with a decay for each row of the state. q, k
-    [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K], beta [B, T, HV].
+    [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] (a natural log, <= 0), beta [B, T, HV].
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
@@ -199,8 +199,8 @@ def naive_dplr_delta_rule(q, k, v, a, b, gk, scale=None, initial_state=None, out
     """Diagonal plus low rank: S_t = diag(e^{gk_t}) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T.
 
     a reads the state before it decays, and the read is added under the key b: with a = -κ, b = η κ it is erased. v is
-    [B, T, H, V], all others [B, T, H, K]. RWKV7 is the same with scale 1: "RWKV-7 Goose" (Peng et al., 2025,
-    arXiv:2503.14456).
+    [B, T, H, V], all others [B, T, H, K]; gk is a natural log, <= 0. RWKV7 is the same with scale 1: "RWKV-7 Goose"
+    (Peng et al., 2025, arXiv:2503.14456).
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state

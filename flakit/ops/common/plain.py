@@ -17,7 +17,8 @@ CHUNK_SIZE = 32  # on a CPU: half of the scores of 64, while states still cost l
 
 
 def _call(direction: str, package: str, form: str, backend: str, chunk_size: int, sequences, *rest) -> tuple:
-    """Call `direction`, "forward" or "backward", of the module for this form, in the dtype to compute in."""
+    """Call "forward" or "backward", the `direction`, of the operator's `chunk_torch` or `reference`; return its
+    results."""
     first, *others = sequences
     if form == "chunk" and backend == "torch":
         shortest = 1 << (first.shape[1] - 1).bit_length()  # a short sequence would be mostly padding
@@ -37,7 +38,8 @@ def forward(
     rest: tuple,
     cu_seqlens: Tensor | None,
 ) -> tuple:
-    """Run the module's `forward` for this form; return o [B, T, H, V] and the final state, in float32 or float64."""
+    """Run `forward` of the operator's `chunk_torch` or `reference`; return o [B, T, H, V] and the final state, in
+    float32 or float64."""
     run = partial(_call, "forward", package, form, backend, chunk_size)
     with torch.autocast(sequences[0].device.type, enabled=False):
         if cu_seqlens is None:
@@ -60,8 +62,8 @@ def backward(
     do: Tensor,
     dfinal_state,
 ) -> tuple:
-    """Run the module's `backward` for this form; return the gradients of `sequences`, then of `rest` with the state
-    last."""
+    """Run `backward` of the operator's `chunk_torch` or `reference`; return the gradients of `sequences`, then those of
+    the tensors in `rest`, the initial state last."""
     run = partial(_call, "backward", package, form, backend, chunk_size)
     with torch.autocast(do.device.type, enabled=False):
         if cu_seqlens is None:

@@ -35,7 +35,7 @@ def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor
 
 
 class _PackedLogCumSumExp(torch.autograd.Function):
-    """z_t = log sum_{j<=t} e^{s_j} within each packed sequence, s [1, T, H, M], by doubling.
+    """Computes z_t = log sum_{j<=t} e^{s_j} within each packed sequence, s [1, T, H, M], by doubling.
 
     The host never reads the offsets, so nothing synchronizes with a GPU, compiled graphs do not break, and nothing is
     padded. The gradient is explicit because autograd would save every doubling step:
