@@ -46,9 +46,6 @@ HOW = (
 _ONE_LAUNCH = threading.RLock()
 
 
-# --- a launch, interpreted in a process that compiles -----------------------------------------------------------------
-
-
 @contextmanager
 def _interpreter(names: Any) -> Iterator[Callable]:
     """Replace Triton's functions by the interpreter's; yield a function that makes a kernel's function runnable."""
@@ -127,9 +124,6 @@ def interpret(kernel: JITFunction, arguments: dict, grid: Sequence[int], program
         parameters = list(inspect.signature(kernel.fn).parameters)
         names.Grid(fn, parameters, tuple(grid), kernel.pre_run_hooks)(**arguments)
     return fn
-
-
-# --- what it stored ---------------------------------------------------------------------------------------------------
 
 
 class _TooLong(RuntimeError):
@@ -227,9 +221,6 @@ class StoredDigits(TileDigits):
             output.line = -1
         self.judgements += 1
         self.digits.judged(output)
-
-
-# --- following launches -----------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -191,7 +191,7 @@ def source(*lines: Callable, way: str = "start", products: str = "ieee") -> str:
 
 
 def listing(*lines: Callable, way: str = "start", products: str = "ieee", only: str | None = None) -> str:
-    """Return the source with the line numbers that traces cite. only: show this function alone."""
+    """Return the text of `source` with the line numbers that traces cite. only: the name of the function to show."""
     file = source(*lines, way=way, products=products)
     numbered = list(enumerate(file.splitlines(), 1))
     if only is not None:

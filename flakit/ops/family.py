@@ -56,10 +56,11 @@ def reference(recurrence: Callable) -> Callable:
 
 @reference
 def naive_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False):
-    """Linear attention, without normalizer or decay: S_t = S_{t-1} + k_t v_t^T. q, k [B, T, H, K], v [B, T, H, V].
+    """Linear attention, without normalizer or decay: S_t = S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t.
 
-    Equations (16)-(20), without their denominator, of "Transformers are RNNs" (Katharopoulos et al., 2020,
-    arXiv:2006.16236). flash-linear-attention's `chunk_linear_attn` computes this with normalize=False.
+    q, k [B, T, H, K], v [B, T, H, V]. Equations (16)-(20), without their denominator, of "Transformers are RNNs"
+    (Katharopoulos et al., 2020, arXiv:2006.16236). flash-linear-attention's `chunk_linear_attn` computes this with
+    normalize=False.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -72,10 +73,10 @@ def naive_linear_attn(q, k, v, scale=None, initial_state=None, output_final_stat
 
 @reference
 def naive_retention(q, k, v, scale=None, initial_state=None, output_final_state=False):
-    """Retention: S_t = gamma_h S_{t-1} + k_t v_t^T, a constant gamma_h = 1 - 2^{-5-h} for each head h = 0 … H-1.
+    """Retention: S_t = gamma_h S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, gamma_h = 1 - 2^{-5-h} for head h = 0 … H-1.
 
-    "Retentive Network" (Sun et al., 2023, arXiv:2307.08621), without rotations and the norm. q, k [B, T, H, K], v [B,
-    T, H, V].
+    q, k [B, T, H, K], v [B, T, H, V]. "Retentive Network" (Sun et al., 2023, arXiv:2307.08621), without rotations and
+    the norm.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -89,11 +90,11 @@ def naive_retention(q, k, v, scale=None, initial_state=None, output_final_state=
 
 @reference
 def naive_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, output_final_state=False):
-    """Lightning attention: S_t = e^{-s_h} S_{t-1} + k_t v_t^T, a slope s_h for each head h = 0 … H-1 and layer.
+    """Lightning attention: S_t = e^{-s_h} S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, a slope s_h a head and layer.
 
-    s_h = 8 h / H (1 - layer_idx / num_layers): the first head does not decay, and later layers decay less. The decays
-    of "Lightning Attention-2" (Qin et al., 2024, arXiv:2401.04658), with flash-linear-attention's slopes. q, k [B, T,
-    H, K], v [B, T, H, V].
+    q, k [B, T, H, K], v [B, T, H, V]. s_h = 8 h / H (1 - layer_idx / num_layers), h = 0 … H-1: the first head does not
+    decay, and later layers decay less. The decays of "Lightning Attention-2" (Qin et al., 2024, arXiv:2401.04658), with
+    flash-linear-attention's slopes.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -108,10 +109,10 @@ def naive_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_sta
 
 @reference
 def naive_simple_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False):
-    """Simple GLA, and Mamba-2's SSD: S_t = e^{g_t} S_{t-1} + k_t v_t^T, one decay g [B, T, H] for a head's full state.
+    """Simple GLA, and Mamba-2's SSD: S_t = e^{g_t} S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, one decay a head.
 
-    "Transformers are SSMs" (Dao and Gu, 2024, arXiv:2405.21060): there q is C, k is B, v is Δ x and g is Δ A, and the
-    scale is 1. q, k [B, T, H, K], v [B, T, H, V], g: natural-log decays <= 0.
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H]: natural logs <= 0. "Transformers are SSMs" (Dao and Gu, 2024,
+    arXiv:2405.21060): there q is C, k is B, v is Δ x and g is Δ A, and the scale is 1.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -124,10 +125,11 @@ def naive_simple_gla(q, k, v, g, scale=None, initial_state=None, output_final_st
 
 @reference
 def naive_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False):
-    """Gated linear attention: S_t = diag(e^{g_t}) S_{t-1} + k_t v_t^T, a decay g [B, T, H, K] for each row of a state.
+    """Gated linear attention: S_t = diag(e^{g_t}) S_{t-1} + k_t v_t^T, o_t = scale S_t^T q_t, a decay a row.
 
-    "Gated Linear Attention Transformers with Hardware-Efficient Training" (Yang et al., 2023, arXiv:2312.06635). HGRN2
-    (Qin et al., 2024, arXiv:2404.07904) is the same with k_t = 1 - e^{g_t}. q, k as g, v [B, T, H, V]; g a natural log.
+    q, k, g [B, T, H, K], v [B, T, H, V]; g: natural logs <= 0. "Gated Linear Attention Transformers with
+    Hardware-Efficient Training" (Yang et al., 2023, arXiv:2312.06635). HGRN2 (Qin et al., 2024, arXiv:2404.07904) is
+    the same with k_t = 1 - e^{g_t}.
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state
@@ -140,7 +142,7 @@ def naive_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
 
 @reference
 def naive_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False):
-    """The delta rule: S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T, without a decay.
+    """The delta rule: S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T, o_t = scale S_t^T q_t, without a decay.
 
     "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (Yang et al., 2024, arXiv:2406.06484).
     q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H]; in models q and k have length 1 and beta lies in (0, 1) or (0,
@@ -158,10 +160,10 @@ def naive_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final
 
 @reference
 def naive_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
-    """The gated delta rule: S' = e^{g_t} S_{t-1}, then S_t = S' + beta_t k_t (v_t - S'^T k_t)^T.
+    """The gated delta rule: S' = e^{g_t} S_{t-1}, S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = scale S_t^T q_t.
 
     Equation (10) of "Gated Delta Networks" (Yang et al., 2025, arXiv:2412.06464): k reads the decayed state. q, k [B,
-    T, H, K], v [B, T, HV, V], g (a natural log, <= 0) and beta [B, T, HV].
+    T, H, K], v [B, T, HV, V], g (natural logs <= 0) and beta [B, T, HV].
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
@@ -177,10 +179,10 @@ def naive_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
 
 @reference
 def naive_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
-    """Kimi delta attention: S' = diag(e^{g_t}) S_{t-1}, then S_t = S' + beta_t k_t (v_t - S'^T k_t)^T.
+    """KDA: S' = diag(e^{g_t}) S_{t-1}, S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = scale S_t^T q_t.
 
-    "Kimi Linear" (Kimi Team, 2025, arXiv:2510.26692): the gated delta rule with a decay for each row of the state. q, k
-    [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] (a natural log, <= 0), beta [B, T, HV].
+    Kimi delta attention, "Kimi Linear" (Kimi Team, 2025, arXiv:2510.26692): the gated delta rule with a decay a row. q,
+    k [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] (natural logs <= 0), beta [B, T, HV].
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
@@ -196,11 +198,11 @@ def naive_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
 
 @reference
 def naive_dplr_delta_rule(q, k, v, a, b, gk, scale=None, initial_state=None, output_final_state=False):
-    """Diagonal plus low rank: S_t = diag(e^{gk_t}) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T.
+    """Diagonal plus low rank: S_t = diag(e^{gk_t}) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T, o_t = scale S_t^T q_t.
 
     a reads the state before it decays, and the read is added under the key b: with a = -κ, b = η κ it is erased. v is
-    [B, T, H, V], all others [B, T, H, K]; gk is a natural log, <= 0. RWKV7 is the same with scale 1: "RWKV-7 Goose"
-    (Peng et al., 2025, arXiv:2503.14456).
+    [B, T, H, V], all others [B, T, H, K]; gk: natural logs <= 0. RWKV7 is the same with scale 1: "RWKV-7 Goose" (Peng
+    et al., 2025, arXiv:2503.14456).
     """
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     S = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[-1]) if initial_state is None else initial_state

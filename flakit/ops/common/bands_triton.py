@@ -187,7 +187,8 @@ class Parts:
     """How a call's sequences are cut into chunks, and into parts of L chunks, each of which one program walks.
 
     A part is a whole sequence where sequences are not packed and have more than 128 heads together, about one for each
-    multiprocessor of an H200. Otherwise there are as many parts as fill a GPU.
+    multiprocessor of an H200. Otherwise there are as many parts as fill a GPU. N, chunks, parts: numbers of sequences,
+    chunks and parts, of packed sequences upper bounds. several: whether a sequence may have more than one part.
     """
 
     def __init__(self, r, v, packing, enough: int = FULL_GPU // 2):

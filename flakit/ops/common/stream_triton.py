@@ -29,8 +29,8 @@ def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.c
              K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
              REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
-    """Return the state b_S [BK, BV] after C rows with log decays b_w [C, BK], as `stream_kernel` defines it; REVERSE:
-    its gradient before them."""
+    """Return the state b_S [BK, BV] after C rows: e^{total} b_S + (x e^{after})^T y of one head, b_w [C, BK] their log
+    decays; REVERSE: the state's gradient before the rows. Arguments as in `stream_kernel`."""
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
