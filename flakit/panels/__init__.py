@@ -1,10 +1,10 @@
-"""Live panels for notebooks: knobs, a picture, and a readout in words.
+"""Interactive panels for notebooks. A panel is a widget: knobs, a picture, and a readout in sentences.
 
     from flakit.panels import decay_explorer
     decay_explorer("rwkv6", decay=-1.5)
 
-Each factory returns a widget to show as the last line of a cell. It is live in JupyterLab and a plain picture wherever
-no kernel runs. `panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script.
+Each function returns a panel to show as the last line of a cell: live in JupyterLab, a picture wherever no kernel runs.
+`panel.set(decay=-2)` moves knobs from code, `panel.text` is the readout, `panel.as_python()` a script with the numbers.
 """
 
 from .audit import audit

@@ -1,4 +1,4 @@
-"""The panel of an audit: the table of probes as they finish, the wrong elements of each failure, and its script."""
+"""The panel of `flakit.audit`: a table of probes, and for each failed one its wrong elements and a script."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +21,10 @@ from .knobs import NONE
 from .shared import AXES
 
 TABLE = 140
-"""Largest height of the table of probes in pixels; a longer one scrolls."""
+"""The largest height of the table of probes in pixels; a longer table scrolls."""
 
 PAUSE = 0.2
-"""Least seconds between two updates during a run."""
+"""The shortest time in seconds between two updates of the table during a run."""
 
 WORDS = Words() | {
     "again": "audit again",
@@ -60,7 +60,8 @@ WORDS = Words() | {
 
 
 class AuditPanel(Panel):
-    """A panel that runs an audit in a background thread and shows its failures as they come in."""
+    """A panel that runs an audit in a background thread and shows each failure when it is reported. subject: the
+    wrapped operator. audit: the `Audit`, None until the run has ended. options: arguments of `flakit.audit`."""
 
     name = "audit"
     on_view = ("failure",)
@@ -123,7 +124,7 @@ class AuditPanel(Panel):
         self._picked |= not self._held
 
     def _offer(self) -> None:
-        """Offer the failures; until the reader has picked one, select the one to look at first."""
+        """List the failed probes in the knob; until the reader picks one, select one that no other failure explains."""
         failed = [v for v in self._verdicts.values() if v.verdict == FAIL]
         first = sorted(failed, key=lambda v: (bool(v.cause), v.smallest is None))
         names = [v.probe.name for v in failed] or [NONE]
@@ -136,7 +137,7 @@ class AuditPanel(Panel):
         self.redraw()
 
     def _update(self, pause: float = 0.0) -> None:
-        """Update table and readout, unless the last update is less than `pause` seconds old."""
+        """Update the table and the readout, unless the last update is less than `pause` seconds ago."""
         now = time.perf_counter()
         if now - self._updated < pause:
             return
@@ -145,7 +146,7 @@ class AuditPanel(Panel):
         self.say(self.describe(self.result))
 
     def _table_html(self) -> str:
-        """Return the probes as an HTML table: failures first, and last of these the consequences of another failure."""
+        """Return the probes as an HTML table: failures first, those that another failure explains after the others."""
         verdicts = sorted(self._verdicts.values(), key=lambda v: (v.verdict != FAIL, bool(v.cause)))
         rows = [
             {"probe": v.probe.name, "verdict": WORDS["verdicts"][v.verdict], "worst": figure_words(v), "found": v.words}
@@ -178,7 +179,7 @@ class AuditPanel(Panel):
         return "\n".join(filter(None, (self._status(), self._about(*result) if result else "")))
 
     def _status(self) -> str:
-        """Return the progress of the run as a sentence."""
+        """Return a sentence on how far the run is: which probe runs, or how many passed and failed."""
         if self._error:
             return self._error
         count = {verdict: sum(v.verdict == verdict for v in self._verdicts.values()) for verdict in (PASS, FAIL)}
@@ -213,7 +214,7 @@ class AuditPanel(Panel):
         )  # fmt: skip
 
     def script(self, *, failure, seed, **_) -> str:
-        """Return the script of the failure on view; without one, a script that runs the audit."""
+        """Return the script that reproduces the selected failure; without a failure, a script that runs the audit."""
         verdict = self._verdicts.get(failure)
         if verdict is not None and verdict.repro:
             return verdict.repro
@@ -251,12 +252,14 @@ def audit(
     shrink: bool = True,
     language: str | None = None,
 ) -> AuditPanel:
-    """Panel: audit a kernel in the background. It shows the table of probes as it fills and, for each failure, which
-    elements of which tensor are wrong at the smallest failing setting, with a script that shows it ("copy as Python").
+    """Return a panel that audits a kernel in the background. A table fills with the probes' verdicts. For a failed
+    probe the panel shows the wrong elements of a tensor at the smallest failing setting; "copy as Python" reproduces
+    the failure.
 
-    The audit starts at once. "cancel" ends it after the current call and keeps the results.
-    subject and all others: as in `flakit.audit`, whose result is `panel.audit`, None until it is done.
-    language: "en" or "zh"; default: the current one, see `flakit.language`. What probes report is English everywhere.
+    The audit starts at once; "cancel" ends it after the current call and keeps the verdicts. subject, like, adapter,
+    only, full, seed, device, seconds, shrink: as in `flakit.audit`, which raises the same errors; its result is
+    `panel.audit`.
+    language: "en" or "zh"; default: the current language, see `flakit.language`. The probes' own messages are English.
 
     >>> audit(my_kernel, like="rwkv6")
     """

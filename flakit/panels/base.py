@@ -1,16 +1,16 @@
-"""The base of every panel: knobs, a readout in words, a picture, and presets, pin, reset and "copy as Python".
+"""The base of every panel: knobs, a readout in sentences, a picture, presets, pin, reset and "copy as Python".
 
 A panel derives from `Panel`, passes its knobs to `__init__`, and defines four methods:
 
-    compute(**setting)          the numbers, from numerics or cases
+    compute(**setting)          return the numbers, from numerics or cases
     draw(result, **setting)     update the persistent figure and assign its canvas to `self.canvas`
-    describe(result, **setting) the readout: what the picture shows, in sentences
-    script(**setting)           Python that recomputes the numbers with flakit alone
+    describe(result, **setting) return the readout: what the picture shows, in sentences
+    script(**setting)           return Python code that recomputes the numbers with flakit alone
 
 and, where cells of its picture can be pointed at, `arithmetic(result, cell, **setting)`. A setting is a dict of every
-knob's value, so these take the knobs' names as arguments. The readout shows any error they raise. Work of more than a
-moment belongs in a `ButtonRun`. A panel's words stand in its module's table WORDS. These methods use the
-language in which the panel was created, from wherever they are called.
+knob's value, so these methods take the knobs' names as arguments. The readout shows any error they raise. Work of more
+than a moment belongs in a `ButtonRun`. A panel's texts stand in its module's table WORDS. The methods use the language
+in which the panel was created, wherever they are called.
 """
 
 import asyncio
@@ -66,22 +66,23 @@ WORDS = Words() | {
 }
 
 DEBOUNCE = 0.06
-"""Seconds. A slower redraw waits this long after the previous one, then shows the newest value."""
+"""Seconds between two redraws when redrawing is slow: a change waits this long after the last redraw."""
 
 SETTLED = 0.25
 """Seconds without a redraw before a high-density screen gets the picture at twice the resolution, which is slower."""
 
 WIDE, NARROW = 9.4, 5.9
-"""Widths of the two layouts of pictures in inches of 100 pixels: for a laptop's screen and for a small one."""
+"""The widths of a picture's two layouts in inches of 100 pixels: for a laptop's screen and for a small one."""
 
 MILLISECONDS = 450
-"""Per step while playing."""
+"""Milliseconds per step while playing."""
 
 _CSS = Path(__file__).with_name("panel.css").read_text()
 
 
 def _in_its_language(method: Callable) -> Callable:
-    """Run a method in the language of its object, with new tensors on the CPU despite `torch.set_default_device`."""
+    """Wrap a method: it runs in its object's language, with new tensors on the CPU despite
+    `torch.set_default_device`."""
 
     @functools.wraps(method)
     def spoken(self, *args, **kwargs):
@@ -92,7 +93,7 @@ def _in_its_language(method: Callable) -> Callable:
 
 
 class Player(widgets.HBox):
-    """Buttons to play and to step; go(place) is called with places from 0 to `last`."""
+    """Buttons to play and to step through positions from 0 to `last`; each move calls go(position)."""
 
     def __init__(self, last: int, go: Callable[[int], None], milliseconds: int = MILLISECONDS):
         self.place, self._go = 0, go
@@ -107,15 +108,15 @@ class Player(widgets.HBox):
 
     @property
     def passes(self) -> list[int]:
-        """The places at which play begins a pass, then the number of places."""
+        """The positions at which a run of play begins, then the number of positions: here one run, [0, last + 1]."""
         return [0, self.play.max + 1]
 
     def step(self, by: int) -> None:
-        """Move by a number of places, stopping at both ends."""
+        """Move by a number of positions, stopping at both ends."""
         self._moved(min(max(self.place + by, 0), self.play.max))
 
     def show(self, place: int, last: int | None = None) -> None:
-        """Set the position, and optionally the last one, without calling back."""
+        """Set the position, and optionally the last one, without calling `go`."""
         self.place = place
         last = self.play.max if last is None else last
         self.play.max = max(last, self.play.max)  # a maximum below the value would move it, and the knob
@@ -129,13 +130,12 @@ class Player(widgets.HBox):
 
 
 class Panel(widgets.VBox):
-    """Knobs, a readout, a picture. `name` gives the CSS class `flakit-<name>`.
+    """Knobs, a readout and a picture as one widget. `name` gives the CSS class `flakit-<name>`.
 
     on_view: names of the knobs shown by default, all if empty; the others are folded under "more".
     main: the knob that "play" moves from stop to stop, if it is on view.
     presets: settings by the labels of their buttons.
-    random: whether the numbers depend on the seed; otherwise its knob is hidden.
-    """
+    random: whether the numbers depend on the seed; otherwise its knob is hidden."""
 
     name: str
     on_view: Sequence[str] = ()
@@ -146,7 +146,7 @@ class Panel(widgets.VBox):
     _held = True  # several knobs are moving: redraw afterwards
     _redrawing = threading.RLock()  # shared: panels draw one after the other
     language: str
-    """The current language at creation, see `flakit.language.speaking`."""
+    """The language in which the panel speaks: the current one at its creation, see `flakit.language.speaking`."""
     text: str
     """The readout as plain text."""
     canvas: Canvas
@@ -157,7 +157,7 @@ class Panel(widgets.VBox):
     draw: Callable[..., None]
     describe: Callable[..., str]
     script: Callable[..., str]
-    """What every panel defines."""
+    """The methods that every panel defines, as the module's docstring describes."""
 
     def __new__(cls, *args, **kwargs):
         panel = super().__new__(cls, *args, **kwargs)
@@ -180,10 +180,9 @@ class Panel(widgets.VBox):
         player: Player | None = None,
         runs: tuple["ButtonRun", ...] = (),
     ):
-        """knobs: by the name of their setting. settings: values that replace the knobs' own.
-        alt: alternative text of the picture. show: names of the knobs on view.
-        player: replaces the one for `main`. runs: rows with a button, progress and cancel.
-        """
+        """knobs: by the name of their setting. settings: starting values in place of the knobs' own; a bad one raises
+        ValueError, an unknown name TypeError. alt: alternative text of the picture. show: names of the knobs on view,
+        checked. player: replaces the one for `main`. runs: rows with a button, progress and cancel."""
         look = {"style": {"description_width": "34px"}, "layout": {"width": "130px"}}
         seed = widgets.BoundedIntText(0, 0, 2**31 - 1, description="seed", **look)
         seed.layout.display = None if self.random else "none"
@@ -249,7 +248,7 @@ class Panel(widgets.VBox):
         self._render()
 
     def _named(self, show: Iterable[str] | None) -> list[str]:
-        """The knobs on view, in the panel's order."""
+        """Return the knobs on view, in the panel's order. Raise ValueError if `show` is a string or names no knob."""
         names = list(show if show is not None else self.on_view or [name for name in self.knobs if name != "seed"])
         if isinstance(show, str) or any(name not in self.knobs for name in names):
             raise ValueError(f"show: expected names of knobs ({', '.join(self.knobs)}), got {show!r}")
@@ -267,13 +266,13 @@ class Panel(widgets.VBox):
         return button
 
     def figure(self, make: Callable, *key: Hashable):
-        """Return make(self.width), cached by the key and the width."""
+        """Return make(self.width), a figure that is made once for each key and width."""
         if (key, self.width) not in self._figures:
             self._figures[key, self.width] = make(self.width)
         return self._figures[key, self.width]
 
     def arithmetic(self, result, cell: Cell, **setting) -> str | None:
-        """Explain a cell's number, as computed and as it should be; None if there is nothing to explain."""
+        """Return a line on how a cell's number is computed and what it should be; None if there is nothing to say."""
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
         """Return the places to highlight with a cell: map, row and column (None: every row, every column)."""
@@ -284,10 +283,9 @@ class Panel(widgets.VBox):
         return say("{alt}. {text}").format(alt=self._alt, text=self.text)
 
     def when(self, knob: widgets.Widget, react: Callable[[object, object], None]) -> None:
-        """Call react(old, new) when a knob has moved; knobs that react moves cause no further redraw.
+        """Call react(old, new) when a knob has moved. Knobs that react moves cause no further redraw.
 
-        Call it before `super().__init__`, for react to run before the redraw.
-        """
+        Call it before `super().__init__` if react has to run before the redraw."""
 
         def changed(change) -> None:
             with self.held(), speaking(self.language):
@@ -297,7 +295,7 @@ class Panel(widgets.VBox):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Redraw for no knob that moves inside."""
+        """Suppress redraws inside the context, whichever knobs move."""
         before, self._held = self._held, True
         try:
             yield
@@ -306,19 +304,18 @@ class Panel(widgets.VBox):
 
     @property
     def setting(self) -> dict:
-        """Every knob's value by name."""
+        """The value of every knob, by name."""
         return {name: knob.value for name, knob in self.knobs.items()}
 
     @property
     def png(self) -> bytes:
-        """The picture as shown."""
+        """The picture on view as PNG."""
         return self.picture.png
 
     def set(self, **values) -> "Panel":
-        """Move several knobs at once, in the panel's order, and redraw once; returns the panel.
+        """Move several knobs at once, in the panel's order, and redraw once; return the panel.
 
-        An unknown name is a TypeError, a bad value a ValueError that leaves every knob where it was.
-        """
+        Raise TypeError for an unknown name, ValueError for a bad value, which leaves every knob where it was."""
         unknown = [name for name in values if name not in self.knobs]
         if unknown:
             raise TypeError(f"{self.name}: no knob named {', '.join(unknown)}; expected {', '.join(self.knobs)}")
@@ -336,13 +333,14 @@ class Panel(widgets.VBox):
         return self
 
     def move(self, name: str, value) -> "Panel":
-        """Move one knob as a reader does, with everything that follows from that, and redraw now; returns the panel."""
+        """Move one knob as a reader's hand does, with everything that follows from it, redraw at once; return the
+        panel."""
         self._cost = 0.0  # or a slow last redraw may delay the next one
         self.knobs[name].value = value
         return self
 
     def reset(self) -> None:
-        """Set every knob to its starting value."""
+        """Set every knob to its starting value, and hide the script."""
         self.set(**self._start)
         self._script.layout.display = "none"
 
@@ -351,7 +349,7 @@ class Panel(widgets.VBox):
         return self.script(**self.setting)
 
     def redraw(self) -> None:
-        """Compute and draw the current setting; the readout shows an error."""
+        """Compute and draw the current setting; an error of either is shown in the readout."""
         try:
             self._render()
         except Exception as error:
@@ -408,13 +406,14 @@ class Panel(widgets.VBox):
     # Messages of the browser: the available width, the cell that is pointed at.
 
     def _resized(self, width: int, density: float) -> None:
-        """Take the layout for the width, in pixels, at which the browser shows the panel. density: of its screen."""
+        """Choose the layout for the width in pixels at which the browser shows the panel. density: screen dots per
+        pixel."""
         self._available, self._density, self._loop = width, 1 + (density > 1), _running_loop()
         if not self._lay_out():
             self._settle()
 
     def _lay_out(self) -> bool:
-        """Switch to the layout that fits; return whether it changed."""
+        """Switch to the layout that fits the width; return whether that is another one."""
         wide = self._available is None or self._available >= 100 * WIDE - 40
         layout = WIDE if wide and self._pinned_setting is None else NARROW
         if layout == self.width:
@@ -430,7 +429,7 @@ class Panel(widgets.VBox):
 
     @_in_its_language
     def _strip(self, cell: Cell | None) -> str:
-        """Return the line under the picture."""
+        """Return the line under the picture: the arithmetic of a cell, or for None an invitation to point at one."""
         if cell is None:
             return WORDS["point"]
         try:
@@ -442,7 +441,7 @@ class Panel(widgets.VBox):
 
     @_in_its_language
     def pin(self) -> None:
-        """Keep the current picture and readout beside the next; a second call removes them."""
+        """Keep the current picture and readout beside the panel's next ones; a second call removes them."""
         if self._pinned_setting is None:
             self._pinned_setting = self.setting
             self._lay_out()
@@ -501,7 +500,7 @@ class Panel(widgets.VBox):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return None in a script or a test, where no timer would fire."""
+    """Return the running event loop; None in a script or a test, where no timer would fire."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -509,7 +508,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _row(name: str, children: list[widgets.Widget], **layout: str) -> widgets.Box:
-    """A row of the CSS class `flakit-<name>` that wraps."""
+    """Return a box of the CSS class `flakit-<name>` that lays its children out in a row and wraps them."""
     return widgets.Box(children, layout={"flex_flow": "row wrap", **layout}).add_class(f"flakit-{name}")
 
 
@@ -520,11 +519,10 @@ def _button(name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
 
 
 class ButtonRun(widgets.HBox):
-    """A button that starts long work in the background, with progress and cancel.
+    """A button that starts long work in a background thread, with a progress bar and a button to cancel it.
 
-    work(progress, cancelled) runs in a thread; it calls progress(done, total) and stops early when cancelled() is
-    true. Then done(result) is called with what it returned, or failed(error) with what it raised.
-    """
+    The thread calls work(progress, cancelled), which reports by progress(done, total) and stops early once cancelled()
+    is true; then it calls done(result) with what work returned, or failed(error) with what it raised."""
 
     def __init__(
         self,
@@ -548,7 +546,7 @@ class ButtonRun(widgets.HBox):
 
     @_in_its_language
     def start(self) -> None:
-        """Start, unless a run is active."""
+        """Start the work, unless it is running already."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stop.clear()
@@ -560,17 +558,18 @@ class ButtonRun(widgets.HBox):
 
     @_in_its_language
     def cancel(self) -> None:
-        """Ask the run to stop at its next step."""
+        """Ask the work to stop at its next step."""
         self._stop.set()
         self.status.value = WORDS["stopping"]
 
     def wait(self, seconds: float | None = None) -> None:
-        """Block until the run is over."""
+        """Block until the work is over, at most so many seconds; None: without a limit."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _leave(self) -> None:
-        """At the end of the process, let the current call end: to interrupt PyTorch within one aborts."""
+        """Cancel at the end of the process and wait up to 30 seconds: PyTorch aborts if it is interrupted within a
+        call."""
         self._stop.set()
         self.wait(30)
 

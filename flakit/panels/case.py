@@ -1,4 +1,4 @@
-"""A case of the casebook: its knobs, its mechanism as a picture, and law beside measurement in one line."""
+"""The panel of a case, a reproduced fault: its knobs, its picture, and in a sentence its law beside the measurement."""
 
 import math
 
@@ -23,10 +23,8 @@ WORDS = Words() | {
 
 
 class CasePanel(Panel):
-    """The knobs are those of the case's `show`: sliders for ranges, lists for choices, boxes for yes and no.
-
-    The case's `PictureModule` draws and describes the result of `show(**knobs)`.
-    """
+    """The panel of one `Case`. Its knobs are the arguments of the case's `show`: sliders for ranges, lists for choices,
+    check boxes for booleans. The case's `PictureModule` draws and describes what `show(**knobs)` returns."""
 
     readout_lines = 4
 
@@ -43,7 +41,7 @@ class CasePanel(Panel):
         self.add_class("flakit-case")
 
     def _widgets(self, name: str, knob: Knob) -> dict[str, widgets.Widget]:
-        """Return the knob's widget, or two for a decay that may be a profile or a number."""
+        """Return a knob's widgets by setting name: two for a decay that is a profile or a number, else one."""
         value, numbers = knob.default, knob.range
         label = self._words["knobs"].get(name) or say(name)
         if str in knob.kinds and float in knob.kinds:
@@ -66,7 +64,7 @@ class CasePanel(Panel):
         return {name: knobs.number(value, numbers.low, numbers.high, label, numbers.step, numbers.log)}
 
     def _arguments(self, setting: dict) -> dict:
-        """Return the setting as arguments of the case's `show`."""
+        """Convert a setting, the knobs' values by name, to the keyword arguments of the case's `show`."""
         if "profile" in setting:
             setting = setting | {"decay": chosen(setting["profile"], setting["decay"])}
         optional = {name for name, knob in self.case.knobs.items() if type(None) in knob.kinds}
@@ -104,10 +102,10 @@ for row in CASES[{self.case.name!r}].at({arguments}):
 
 
 def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> str:
-    """Say one number beside its law, one that differs or else the first with `about` in its name; count the others.
+    """Return a sentence that compares one number with its law and counts the others; "" if no row has a law.
 
-    inf: the word for infinity.
-    """
+    The number is the first that differs from its law, else the first whose name contains `about`; StopIteration is
+    raised if there is neither. inf: the text for infinity."""
     judged = [row for row in rows if row.agrees is not None]
     wrong = [row for row in judged if not row.agrees]
     if not judged:
@@ -125,12 +123,13 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
 
 
 def case(name: str, show=None, *, language: str | None = None, **settings) -> CasePanel:
-    """Panel: a case of the casebook, with its knobs, its mechanism as a picture, and law beside measurement.
+    """Return the panel of a case: its knobs, a picture of how the fault arises, and its law beside the measurement.
 
-    name: a case that `flakit cases` lists. show: names of the knobs on view; the others lie under "more".
+    name: a case that `flakit cases` lists. show: names of the knobs on view; the others are folded under "more".
     settings: starting values of the knobs. A decay that may be a profile or a number has two: profile, or "constant",
-        and decay.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+        and decay, a natural logarithm <= 0. Raises ValueError for an unknown case or a bad value, TypeError for another
+        name.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> case("masking", w=-3.0, mask="multiply")
     """

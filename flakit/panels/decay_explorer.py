@@ -1,4 +1,4 @@
-"""Increase the decay until a chunk breaks: the exponents, every tensor, the law beside the measurement."""
+"""The panel that increases the decay until a chunk is non-finite: exponents, every tensor, and the onset of NaN."""
 
 import functools
 import math
@@ -114,8 +114,8 @@ PRESETS = {
 
 
 class DecayExplorer(Panel):
-    """One head of an operator, computed in chunks with an anchor scheme. All tokens have one decay, or one token has a
-    spike."""
+    """The panel of `decay_explorer`: one head of an operator, computed in chunks with an anchor scheme. Either all
+    tokens have the same decay, or one token has a decay of its own, the spike."""
 
     name = "decay-explorer"
     on_view = ("decay", "spike", "scheme")
@@ -170,7 +170,7 @@ class DecayExplorer(Panel):
         }
 
     def _stop_around(self, onsets: dict[str, Onset], spike: float | str) -> None:
-        """Let the slider of the decay that the onsets are about stop on both sides of each."""
+        """Add stops on both sides of each onset to the slider whose decay the onsets are values of."""
         spans = [[x for x in onset if x is not None] for onset in onsets.values()]
         stops = {-x for x in around(filter(None, spans), (1.0005, 1.008), (1.01, 1.02))}
         with self.held():
@@ -261,7 +261,7 @@ class DecayExplorer(Panel):
         )  # fmt: skip
 
     def _pair(self, result, i, j, *, op, query, T, scheme, chunk, mask, dtype, **_) -> str:
-        """Say both factors as stored, their product, and its true value."""
+        """Return a line about query token i and key token j: both factors as stored, their product and the truth."""
         x, y = (each[i, j] for each in result["factors"])
         if not result["formed"][i, j]:
             return WORDS.say("no pair", i=i, j=j)
@@ -328,14 +328,14 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
 
 @functools.cache
 def _first_nan(op: str) -> float:
-    """Return a decay halfway between the law's first onset and o's: a tensor fails, and o can still be finite."""
+    """Return a decay (natural log) midway between the law's first onset of any tensor and that of the output o."""
     law = anchor.limits("none", _inputs(op, -1.0, 128, NONE, 0, "float32", 0), op=op)
     return -math.ceil(50 * (min(law.values()) + law["o"])) / 100
 
 
 @functools.lru_cache(maxsize=512)
 def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
-    """Return the onsets along uniform decay, or along the decay of token `at` alone."""
+    """Return each tensor's onset: the |log decay|, of all tokens or of token `at` alone, above which it breaks."""
     x = _inputs(op, -1.0 if at is None else 0.0, T, NONE if at is None else -1.0, at, dtype, seed)
     options = {"op": op, "chunk": chunk, "mask": mode(mask), "dtype": getattr(torch, dtype)}
     law = anchor.limits(scheme, x, **options)
@@ -345,7 +345,7 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
 
 @functools.lru_cache(maxsize=64)
 def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
-    """Return for which pairs a product is formed, boolean [chunk, chunk]."""
+    """Return the pairs whose product is formed, boolean [chunk, chunk]. inclusive: a token reads itself, too."""
     anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
@@ -358,7 +358,7 @@ def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _exact(scheme: str, chunk: int) -> np.ndarray:
-    """Return which pairs have a single exponent, an exact difference, and store no factor, boolean [chunk, chunk]."""
+    """Return the pairs that store no factors, since their exponent is one exact difference, boolean [chunk, chunk]."""
     exact = np.zeros((chunk, chunk), bool)
     if not anchor.SCHEMES[scheme].dyadic:
         for tile in anchor.tiles(scheme, chunk):
@@ -368,14 +368,14 @@ def _exact(scheme: str, chunk: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
-    """Return ln of the largest finite factor of each pair, [chunk, chunk]. Exact differences and dyadic products are
-    float32."""
+    """Return ln of the largest finite factor of each pair, [chunk, chunk]: of float32 for exact differences and the
+    dyadic scheme, which compute in float32, else of `number_format`."""
     dyadic = anchor.SCHEMES[scheme].dyadic
     return np.where(dyadic | _exact(scheme, chunk), LN_MAX[torch.float32], LN_MAX[number_format])
 
 
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows whose read factor overflows, and the columns whose key factor does, alone or times its key."""
+    """Return queries with an infinite factor and keys with one, alone or times the key, boolean [chunk] each."""
     on_query, on_key = (each.numpy() for each in exponents)
     size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
@@ -384,11 +384,11 @@ def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.nda
 
 
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
-    """Return the first chunk with a non-finite o; if o is finite, the first with a non-finite gradient of a sequence.
+    """Return the first chunk with a non-finite o, else the first with a non-finite gradient over time, else that of
+    `at`.
 
     The gradient of the decay does not count: its sums carry a NaN back to the first token. In RWKV7 and GSA a NaN in a
-    chunk of o reaches all earlier ones through the gradient of the state, so the others count after o only.
-    """
+    chunk of o reaches all earlier ones through the gradient of the state, so the others count after o only."""
     gradients = [name for name, x in shown.items() if x.dim() == 4 and name not in ("o", f"d{decay}")]
     for names in (["o"], gradients):
         bad = torch.stack([~shown[name].isfinite().all(-1)[0, :, 0] for name in names]).any(0)
@@ -398,10 +398,8 @@ def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
 
 
 def _right(errors: dict[str, float], which: str | int) -> str:
-    """Return a sentence on how many digits of the finite tensors are right.
-
-    which: "all" if every tensor is finite, else the number of finite tensors, 1 or 2 for several.
-    """
+    """Return a sentence on how many digits of the finite tensors are right. errors: relative L2 error by tensor. which:
+    "all" if every tensor is finite, else the number of finite tensors, 1 or 2 for several."""
     worst = max(errors, key=errors.get)
     names = {"names": listed(list(errors)), "worst": worst}
     if errors[worst] > 0.1:  # infinite where the truth is 0
@@ -412,7 +410,7 @@ def _right(errors: dict[str, float], which: str | int) -> str:
 
 
 def _shares(bad: dict[str, torch.Tensor]) -> str:
-    """Return a sentence on the share of NaN and of inf in each broken tensor, and on the token where it begins."""
+    """Return a sentence on the share of NaN and of inf in each non-finite tensor, and the first token that has one."""
     kinds = []
     for kind, is_kind in (("NaN", torch.isnan), ("inf", torch.isinf)):
         alike: dict[tuple[str, int], list[str]] = {}  # names by share and first token
@@ -434,7 +432,7 @@ def _shares(bad: dict[str, torch.Tensor]) -> str:
 
 
 def bound_words(op: str) -> str:
-    """Say the bound of an operator's own decay; "" if it has none."""
+    """Return a sentence with the strongest decay that an operator's own parametrization allows; "" without a bound."""
     of = OPERATORS[op]
     if of.strongest == -math.inf:
         return ""
@@ -442,7 +440,7 @@ def bound_words(op: str) -> str:
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
-    """Say which tensors fail first by the law, and where the first one failed."""
+    """Return a sentence on which tensors the law expects to fail first, at which |log decay|, and where one did."""
     laws = {name: onset.law for name, onset in onsets.items() if onset.law is not None}
     measured = min((onset.measured for onset in onsets.values() if onset.measured is not None), default=None)
     values = {
@@ -463,7 +461,7 @@ def _along(at: int | None) -> str:
 
 
 def _value(result, cell: Cell, op: str) -> str:
-    """Say one value of a tensor beside its truth."""
+    """Return a line with one value of a tensor as computed and its float64 truth."""
     name, at = cell.map, (0, cell.row, 0, cell.column)
     got, true = (result[which][name][at].item() for which in ("tensors", "exact"))
     return WORDS.say("value", name=name, t=cell.row, column=tensors(op)[name], c=cell.column, got=got, true=true)
@@ -472,17 +470,19 @@ def _value(result, cell: Cell, op: str) -> str:
 def decay_explorer(
     op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
 ) -> DecayExplorer:
-    """Panel: chunked computation at one decay, by anchor scheme, with the onset of NaN by law and as measured.
+    """Return a panel that computes an operator in chunks at one decay and shows where NaN begins, by the law and as
+    measured. The anchor scheme chooses the reference point of the exponents.
 
     op: an operator of `flakit.cases.anchor.OPERATORS`. show: names of the knobs on view, default decay, spike
-        and scheme; the others lie under "more". settings: starting values of the knobs:
+        and scheme; the others are folded under "more". settings: starting values of the knobs; an unknown name raises
+        TypeError, a bad value ValueError:
         decay: natural-log decay <= 0 of every token, 0 and -inf included.
-        query: whose exponents the upper maps show, of RWKV7 "r" or "a".
-        T: tokens, 1 … 256. chunk: tokens a chunk, 16 … 128.
-        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
+        query: whose exponents the upper maps show, "r" or for RWKV7 also "a".
+        T: tokens, 1 … 256. chunk: tokens per chunk, 16 … 128.
+        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right", the correct one.
         spike: natural-log decay of token `at` alone, or "none".
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> decay_explorer(decay=0.0, scheme="first-row", spike=-88.8, at=16)
     """

@@ -1,7 +1,7 @@
-"""The effect of every fault of the casebook on every tensor: a picture of the table, and a panel to look faults up.
+"""What every fault of the casebook does to every tensor: a picture of the table, and a panel to look faults up.
 
-fingerprint(upto="05")             a picture: the causes that lessons 00 to 05 explain, the others still empty
-diagnose(dr="NaN", o="ok")         a panel: the causes that have these effects
+fingerprint(upto="05")             a picture: the rows of lessons 00 to 05 are filled in, the others are empty
+diagnose(dr="NaN", o="ok")         a panel: the faults that have these effects
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from . import knobs
 from .base import Panel
 
 UNSEEN = "?"
-"""A tensor of unknown state."""
+"""The value of a knob whose tensor the reader has not looked at."""
 
 WORDS = Words() | {
     "alt": "A row for each fault and a column for each tensor, what became of it in each cell",
@@ -33,23 +33,22 @@ WORDS = Words() | {
 }
 
 _ROWS = 9
-"""The number of causes that the panel shows."""
+"""The number of faults that the panel lists."""
 
 NAMES = tuple(case.SHORT.get(name, name) for name in TENSORS)
-"""The tensors as knobs and as columns."""
+"""The tensors' short names, which serve as names of the knobs and as headings of the columns."""
 _LABELS = [{"S_T": "$S_T$", "dS_0": "$dS_0$"}.get(name, name) for name in NAMES]
 
 
 def fingerprint(
     upto: str | None = None, causes: Iterable[str] | None = None, *, language: str | None = None
 ) -> Picture:
-    """Picture: a row for each cause, filled in for the known ones.
+    """Return a picture of the faults: a row per cause, a column per tensor, filled in for the selected causes.
 
-    upto: the number of a lesson, such as "05": fill in the causes that the lessons up to it explain; default: all.
-        "00" leaves all rows empty.
-    causes: fill in these names of `flakit.cases.fingerprint.CAUSES` instead.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
-    """
+    upto: the number of a lesson, such as "05": select the causes that the lessons up to it explain; default: all.
+        "00" selects none.
+    causes: select these names of `flakit.cases.fingerprint.CAUSES` instead.
+    language: "en" or "zh"; default: the current language, see `flakit.language`."""
     with speaking(language):
         known = case.fingerprint(case.known(upto) if causes is None else causes)
         empty = [None] * len(TENSORS), [True] * len(TENSORS)
@@ -70,7 +69,7 @@ def _line(row: Row, fit: Fit | None = None) -> Line:
 
 
 class Diagnosis(Panel):
-    """A knob for each tensor, and the causes with the best fit first."""
+    """The panel of `diagnose`: a knob for the state of each tensor, and the causes, those that agree best first."""
 
     name = "diagnosis"
     on_view = NAMES
@@ -131,10 +130,12 @@ for fit in diagnose({self._seen(setting) or {"dr": "NaN"}!r}):
 
 
 def diagnose(*, language: str | None = None, **settings) -> Diagnosis:
-    """Panel: the causes of what you see in o, dr, dk, dv, dw, du, the final state S_T and the gradient dS_0.
+    """Return a panel with the likely causes of what you see in o, dr, dk, dv, dw, du, the final state S_T and its
+    gradient dS_0.
 
-    settings: "ok", "wrong", "inf" or "NaN" for each tensor that you have looked at.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    settings: "ok", "wrong", "inf" or "NaN" for each tensor that you have looked at; others raise TypeError or
+    ValueError.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> diagnose(o="ok", dr="NaN", du="ok")
     """

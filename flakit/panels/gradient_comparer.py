@@ -1,4 +1,4 @@
-"""Errors of every output and gradient against float64, of an operator's forms or of two kernels, and where they lie."""
+"""The panel that compares an operator's forms, or two kernels, with float64: every tensor's errors and their place."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ HERE, RECORDED = "here", "recorded"
 
 SUMS = "running sums"
 OTHERS = {"rwkv6": {SUMS: running_sums}}
-"""By operator: other ways to compute some of its tensors."""
+"""By operator, further functions that compute some of its tensors, by name; they appear beside its own forms."""
 _PROFILES = {"rwkv6": "logsigmoid"}  # its own default, a fresh model's, hardly decays
 
 _COLUMNS = ("op", "form", "dtype", "T", "decay", "tensor", *MEASURES, "non_finite", "rms")
@@ -99,11 +99,12 @@ PRESETS = {
 }
 
 SLOW = 1.0
-"""Seconds from which the readout calls a call slow."""
+"""The seconds above which the readout reports how long a user's kernel took."""
 
 
 class GradientComparer(Panel):
-    """Errors against float64 at one setting, measured here or recorded on a GPU, and along time and a knob."""
+    """The panel of `gradient_comparer` and `compare`: errors against float64 at one setting, measured here or recorded
+    on a GPU, along time and along one knob. device: "cuda" or "cpu", where it measures. own: user kernels by name."""
 
     name = "gradient-comparer"
     on_view = ("dtype", "decay", "tensor")
@@ -111,7 +112,7 @@ class GradientComparer(Panel):
     presets = PRESETS
 
     def __init__(self, op: str | Operator = "rwkv6", show=None, own=None, **settings):
-        """own: kernels by name, compared in place of the operator's forms."""
+        """Arguments as in `gradient_comparer`; own: user kernels by name, compared in place of the operator's forms."""
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.own: dict[str, Subject] = dict(own or {})
         self._refused: dict[str, str] = {}
@@ -164,7 +165,8 @@ class GradientComparer(Panel):
     # Numbers.
 
     def compute(self, op, source, dtype, profile, decay, T, tensor, seed, **setting) -> list[Mapping]:
-        """Return the rows of `gradient_rows` at the setting, or the nearest recorded ones."""
+        """Return the rows of `gradient_rows` at the setting, or the nearest recorded ones. Raise ValueError if no row
+        has the selected tensor, or for an operator without a recording."""
         decay = self._decay(op, profile, decay)
         if source == RECORDED:
             return _nearest(self._recording(op), op=op, dtype=dtype, T=T, decay=decay)
@@ -174,14 +176,14 @@ class GradientComparer(Panel):
         return rows
 
     def _decay(self, op: str, profile: str, decay: float) -> str | float | None:
-        """Return the decay argument of `flakit.inputs`."""
+        """Return the `decay` argument of `flakit.inputs`, None for an operator without a decay."""
         of = self.operators[op]
         if not of.decay:
             return None
         return profile if profile in of.profiles else chosen(profile, decay)
 
     def _sizes(self, op: str, setting: Mapping[str, object]) -> dict[str, int]:
-        """Return the sizes that the operator has, as arguments of `flakit.inputs`."""
+        """Select from a setting the sizes that the operator has, as keyword arguments of `flakit.inputs`."""
         return {name: setting[name] for name in ("K", "M", "HQ") if name in self.operators[op].sizes}
 
     def _measure(self, *, op: str, dtype: str, **setting) -> list[Mapping]:
@@ -197,7 +199,8 @@ class GradientComparer(Panel):
         return gradient_rows(of, forms=forms, others=others, H=1, dtype=getattr(torch, dtype), **setting)
 
     def _called_own(self, name: str, subject: Subject, x: Mapping, do: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return a kernel's outputs and gradients; {} if it refuses the setting, and note why."""
+        """Return a user kernel's outputs and gradients by name; {} if it refuses the setting or fails, after noting
+        why. Raise RuntimeError if every kernel does."""
         self._refused.pop(name, None)
         start = time.perf_counter()
         try:
@@ -216,7 +219,8 @@ class GradientComparer(Panel):
         return self.recordings[op]
 
     def _sweep(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> dict:
-        """Measure along one knob, with all others as they are."""
+        """Measure along the knob "along", all others unchanged; return that knob, the setting and the rows. Raise
+        ValueError along the decay of an operator without one."""
         at = self.setting
         along, op, decay = at["along"], at["op"], self._decay(at["op"], at["profile"], at["decay"])
         if along == "decay" and decay is None:
@@ -264,7 +268,7 @@ class GradientComparer(Panel):
         )
 
     def _along_axis(self, rows: Sequence[Mapping], tensor: str) -> Curves:
-        """Return each form's errors of a tensor along time, or else along its first axis other than batch and heads."""
+        """Return each form's errors of a tensor along time, else along its first axis other than batch and heads."""
         op = self.operators[rows[0]["op"]]
         axis = _first_axis(op, tensor)
         title = "along time" if axis == "T" else "along rows"
@@ -336,7 +340,7 @@ class GradientComparer(Panel):
         return "\n".join((errors, finite, ran))
 
     def _apart(self, rows: Sequence[Mapping]) -> str:
-        """Say by how much two user kernels differ, or why one failed."""
+        """Return a sentence on which tensor of the two user kernels differs most, or why one of them failed."""
         if self._refused:
             return " ".join(WORDS.say("failed", form=label(name), why=why) for name, why in self._refused.items())
         mine, other = ({row["tensor"]: row["got"] for row in rows if row["form"] == name} for name in self.own)
@@ -351,7 +355,8 @@ class GradientComparer(Panel):
     # Cells that are pointed at.
 
     def arithmetic(self, rows, cell: Cell, *, op, tensor, **_) -> str | None:
-        """Say a dot's errors and its worst element beside the truth, or all forms' errors at a place of a curve."""
+        """Return a line about a dot's errors and its worst element, or about all forms' errors at a place of a
+        curve."""
         op = self.operators[op]
         if cell.map == ERRORS:
             tensor, form = self._figure(op.name).lane(cell.row)
@@ -370,7 +375,7 @@ class GradientComparer(Panel):
         return WORDS.say("step", tensor=tensor, axis=name, n=cell.column, errors=errors, place=place)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """Highlight the dots of the tensor whose curves are drawn."""
+        """Highlight the dots of the tensor that the curves show."""
         at = self.setting
         figure = self._figure(at["op"])
         if cell.map == ERRORS:
@@ -431,14 +436,14 @@ def _tensors(op: Operator) -> tuple[str, ...]:
 
 
 def _recording(op: str) -> recorded.Recording | None:
-    """Return an operator's recording, None without one. An unreadable one raises."""
+    """Return an operator's recorded errors, None if there is no recording. An unreadable recording raises an error."""
     if op not in RECORDINGS or not (recorded.data_folder() / f"{RECORDINGS[op]}.json").is_file():
         return None
     return recorded.read(RECORDINGS[op], needs=_COLUMNS)
 
 
 def _nearest(recording: recorded.Recording, *, op: str, dtype: str, T: int, decay: str | float) -> list[Mapping]:
-    """Return the rows of the nearest recorded setting of the same dtype."""
+    """Return the recorded rows of this dtype at the nearest decay and length. Raise ValueError if there are none."""
     rows = recording.select(op=op, dtype=dtype)
     if not rows:
         raise ValueError(f"dtype: expected one of {', '.join(recording.values('dtype'))} in the recording, got {dtype}")
@@ -449,7 +454,7 @@ def _nearest(recording: recorded.Recording, *, op: str, dtype: str, T: int, deca
 
 
 def _closest(wanted: str | float, recorded_values: Iterable[str | float]) -> str | float:
-    """Return the value if recorded, else the nearest by ratio; for an unrecorded name the first in the alphabet."""
+    """Return `wanted` if recorded, else the nearest number by ratio, or for a name the alphabet's first name."""
     values = set(recorded_values)
     if wanted in values:
         return wanted
@@ -464,7 +469,8 @@ def _closest(wanted: str | float, recorded_values: Iterable[str | float]) -> str
 
 
 def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
-    """Return one tensor's errors along a knob."""
+    """Return one tensor's errors by form along a knob. fixed: the other knobs' values, for the subtitle. now: the
+    knob's present value, or None. where: what measured the rows, for the subtitle."""
     of_tensor = [row for row in rows if row["tensor"] == tensor]
     values = dict.fromkeys(row[along] for row in of_tensor)
     if along == "decay":
@@ -484,25 +490,25 @@ def _curve(rows, along, fixed, tensor, measure, now, where) -> Curves:
 
 
 def _axes(op: Operator, tensor: str) -> list[str]:
-    """The axes of an output or a gradient."""
+    """Return the names of the axes of an output or a gradient, such as ["B", "T", "H", "K"]."""
     return op.axes[tensor if tensor in op.axes else tensor[1:]].split()
 
 
 def _first_axis(op: Operator, tensor: str) -> str:
-    """Time, else the first axis that is neither batch nor head."""
+    """Return "T" if the tensor has a time axis, else its first axis that is neither a batch nor a head."""
     axes = _axes(op, tensor)
     return "T" if "T" in axes else next(axis for axis in axes if axis not in ("B", "N", "H"))
 
 
 def _along(op: Operator, tensor: str, got: torch.Tensor, true: torch.Tensor) -> list[float]:
-    """Return the error at each place of the first axis, relative to the tensor's RMS."""
+    """Return the errors along the tensor's first axis (`_first_axis`), relative to the tensor's root mean square."""
     at = _axes(op, tensor).index(_first_axis(op, tensor))
     moved = (x.movedim(at, 0).reshape(1, x.shape[at], -1, 1) for x in (got, true))
     return along_time(*moved).tolist()
 
 
 def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> str:
-    """Say where the largest error lies, of all elements or at place `at` of an axis, and the value beside the truth."""
+    """Return where the largest error lies, over all elements or at `at` of an axis, and the value and truth there."""
     if "got" not in row:
         return ""
     axes, got, true = _axes(op, row["tensor"]), row["got"].double(), row["true"].double()
@@ -519,7 +525,7 @@ def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> 
 
 
 def _size(decay: str | float) -> float | None:
-    """|decay|, None if a logarithmic axis cannot show it."""
+    """Return |log decay| of a constant decay; None for a profile, 0 and -inf, which a logarithmic axis cannot show."""
     return None if isinstance(decay, str) or decay in (0, -math.inf) else -decay
 
 
@@ -530,16 +536,17 @@ def _error(row: Mapping, measure: str) -> str:
 def gradient_comparer(
     op: str | Operator = "rwkv6", show=None, *, language: str | None = None, **settings
 ) -> GradientComparer:
-    """Panel: an operator's forms, and the widely used dw, beside float64.
+    """Return a panel with the errors against float64 of an operator's forms, and for RWKV6 of the widely used dw.
 
     op: an operator of `flakit.numerics.operators.OPERATORS`, or any other that `like` of `flakit.audit` accepts, whose
         only form is the naive recurrence. `compare` is the same panel for your own kernels.
-    show: names of the knobs on view, default dtype, decay and tensor; the others lie under "more".
-    settings: starting values of the knobs: source ("here" or "recorded"), dtype, profile ("constant" or one of
-        `flakit.numerics.inputs.DECAYS`), decay (the natural-log decay of "constant"), T, K, for GSA M (slots) and HQ
-        (query heads of the one memory), tensor (of the curves), measure, along ("T", "decay" or "dtype": the axis that
-        the button measures), seed.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    show: names of the knobs on view, default dtype, decay and tensor; the others are folded under "more".
+    settings: starting values of the knobs; an unknown name raises TypeError, a bad value ValueError. source ("here" or
+        "recorded"), dtype, profile ("constant" or one of `flakit.numerics.inputs.DECAYS`), decay (natural-log, of
+        "constant"), T, K, for GSA M (slots) and HQ (query heads of the one memory), tensor (of the curves), measure,
+        along
+        ("T", "decay" or "dtype": the axis that the button measures), seed.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)
     """
@@ -556,10 +563,11 @@ def compare(
     language: str | None = None,
     **settings,
 ) -> GradientComparer:
-    """Panel: two kernels beside float64 and beside each other: output, state and every gradient.
+    """Return a panel that compares two kernels with float64 and with each other: output, state and every gradient.
 
     mine, other: kernels, as in `flakit.audit`; other defaults to flakit's own, in chunks if it has that form, else
-        naive. A kernel that raises has no dots, and the readout gives its error.
+    naive.
+        A kernel that raises has no dots, and the readout gives its error.
     like: the operator that both compute, as in `flakit.audit`; default: inferred from the name of the first.
     show, settings, language: as in `gradient_comparer`.
 
@@ -582,7 +590,7 @@ def compare(
 
 
 def _own(op: Operator) -> Subject:
-    """Return flakit's own kernel to compare with."""
+    """Return flakit's implementation as a subject to compare with: in chunks if there is that form, else naive."""
     if op.chunked is None:
         return Subject(op.reference.function, op, name="naive")
     return Subject(op.forms["chunk"], op, name="chunk")

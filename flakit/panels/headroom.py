@@ -1,4 +1,4 @@
-"""The decays of your own model beside the law of every kernel of the casebook."""
+"""The panel that shows how far each kernel of the casebook is from overflow at the decays of a reader's own model."""
 
 import functools
 import math
@@ -55,7 +55,7 @@ PRESETS = {
 
 
 class Headroom(Panel):
-    """The decays are measured once per chunk and block size; the other knobs scale or select the results."""
+    """The panel of `headroom`. The decays are measured once per chunk and block size; other knobs scale results."""
 
     name = "headroom"
     main = "times"
@@ -128,7 +128,7 @@ class Headroom(Panel):
         return "\n".join(lines)
 
     def arithmetic(self, result, cell: Cell, **_) -> str:
-        """Say which decays add up to a kernel's largest exponent, and its exponential."""
+        """Return a line about a kernel: which decays add up to its largest exponent, and the exponential of that."""
         _, margins, uniform = result
         m = margins[cell.row]
         if m.token is None:
@@ -162,13 +162,15 @@ print(headroom)
 
 
 def headroom(w, op: str | None = None, show=None, *, language: str | None = None, **settings) -> Headroom:
-    """Panel: a histogram of your own decays, and how far each kernel of the casebook is from its limit.
+    """Return a panel with a histogram of your own decays, and how far each kernel of the casebook is from its limit.
 
-    w, op: as in `flakit.headroom`: natural-log decays [B, T, H, K], layers by name, or a file of either.
-    show: names of the knobs on view, default times, dtype and layer; the others lie under "more".
+    w, op: as in `flakit.headroom`, which raises the same errors: natural-log decays <= 0 [B, T, H, K], layers of them
+    by
+        name, or a file of either.
+    show: names of the knobs on view, default times, dtype and layer; the others are folded under "more".
     settings: starting values of the knobs: dtype (of the operands), times (0.01 … 100, a factor on all decays), chunk,
-        block, and layer if there are several.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+        block, and layer if there are several. An unknown name raises TypeError, a bad value ValueError.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> headroom(-torch.rand(1, 200, 4, 64), "rwkv6", times=2.0)
     """

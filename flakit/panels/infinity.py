@@ -1,4 +1,4 @@
-"""How one infinite factor of a key spreads to a whole gradient, step by step."""
+"""The panel that follows one infinite factor of a key through a chunk, step by step, until a whole gradient is NaN."""
 
 import functools
 import html
@@ -56,7 +56,7 @@ BACKWARD = (
     ("k<sub>j</sub>", ("dr",)),
     ("e<sup>−gi<sub>j</sub></sup>", ("dr", "loss")),
 )
-"""The formulas as terms, each with the steps that highlight it."""
+"""The formulas of both passes as (HTML, names of the steps that highlight this term) for each term."""
 
 WORDS = Words() | {
     "symbols forward": "r: a token's query, scaled; k, v: its key and value; o: its output; w: the decay, a natural "
@@ -153,7 +153,7 @@ WORDS = Words() | {
 
 
 class Infinity(Panel):
-    """A chunk of 8 tokens and 4 channels in float32, every number printed; `case.follow` makes them."""
+    """The panel of `infinity`: 8 tokens and 4 channels in float32, every number printed, from `case.follow`."""
 
     name = "infinity"
     presets = PRESETS
@@ -209,7 +209,7 @@ class Infinity(Panel):
             self._draw_way(way, STEPS[step - 1])
 
     def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[int], list[str], list[list[float]]]:
-        """For this chunk and a kernel's: the lengths, the names, and the lost share of each tensor."""
+        """Return for this chunk and for a kernel's: the lengths, the captions, and the lost share of each tensor."""
         ways = {(C, decay): way, (KERNEL_CHUNK, KERNEL_DECAY): _kernel(seed)}
         chunks = [WORDS.say("chunk", C=size, decay=f"{w:g}") for size, w in ways]
         shares = [[each.lost[name] for name in WORDS["lost names"]] for each in ways.values()]
@@ -248,7 +248,7 @@ class Infinity(Panel):
     # Words.
 
     def sentence(self, way: case.Way, step: str) -> str:
-        """Say what happens in a step at this decay."""
+        """Return the sentence that explains a step at this decay. step: one of `STEPS`."""
         computed, true, (i, j) = way.made, way.true, way.cell
         down, up = (x.tolist() for x in way.exponents)
         bad = [n for n, x in enumerate(computed.key) if not x.isfinite()]
@@ -287,7 +287,7 @@ class Infinity(Panel):
         return WORDS.say(step, **values)
 
     def _first(self, way: case.Way, bad: list[int], values: dict) -> str:
-        """Say the first step: one key's factor, and which other keys overflow with it."""
+        """Return the first step's sentence: one key's factor, and which others overflow. bad: those keys' indices."""
         j = way.cell[1] if bad else C - 1
         others = [str(n) for n in bad if n != j]
         others = WORDS.say("others", n=len(others), keys=WORDS["and"].join(others))
@@ -298,7 +298,7 @@ class Infinity(Panel):
         return WORDS.say("key", **values)
 
     def shown(self, way: case.Way, step: str) -> str:
-        """Say the highlighted cell's number as float32 computes it, and its true value."""
+        """Return a line with the highlighted cell's number in float32, and the true one; "" without one."""
         (i, j), last = way.cell, C - 1
         if step == "key":
             return _factor(way, "key", last if way.made.key.isfinite().all() else j)
@@ -311,7 +311,7 @@ class Infinity(Panel):
         return _CELLS[step](way, i, j) if step in _CELLS else ""
 
     def arithmetic(self, way: case.Way, cell: Cell, *, step, decay, seed, **_) -> str | None:
-        """Say the same for any cell with a printed number."""
+        """Return the same line for any cell that holds a number; None for an empty cell."""
         name, i, j = STEPS[step - 1], cell.row, cell.column
         if name == "loss":
             n, row = CHUNKS.index(cell.map), cell.row
@@ -327,7 +327,7 @@ class Infinity(Panel):
         return _CELLS[name](way, i, j)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """Highlight the row of the read and the column of the key in the other maps."""
+        """Highlight the query's row and the key's column in the other maps."""
         if cell.map in CHUNKS:
             return []
         row = None if cell.map == "key" else cell.row
@@ -336,7 +336,7 @@ class Infinity(Panel):
         return [each for each in maps if each[0] != cell.map and each[1:] != (None, None)]
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
-        """Say how few keys are infinite and how much is lost."""
+        """Return a sentence on how few keys are infinite and how many rows of dr are lost to them."""
         count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
         keys = WORDS.say("count, keys", count=count, C=C) if count else ""
         if step == "loss":
@@ -400,7 +400,7 @@ def _kernel(seed: int) -> case.Way:
 
 
 def _stops() -> set[float]:
-    """Evenly spaced decays, and some on both sides of every decay at which something new breaks."""
+    """Return the decay slider's stops: evenly spaced, and on both sides of every decay at which more breaks."""
     laws = [END / n for n in (C, C - 1, C - 2)] + [(-_SMALLEST + math.log(2)) / (C - 1)]
     near = {round(math.floor(100 * law) / 100 + by, 2) for law in laws for by in (-0.02, 0, 0.01, 0.03)}
     return {-x for x in near} | {-n / 10 for n in range(90, 161)}
@@ -413,7 +413,7 @@ def _size(factor: float) -> str:
 
 
 def _number(x: torch.Tensor | float) -> str:
-    """Write three digits of an ordinary number, two of a very large or small one, with ties rounded in decimal."""
+    """Format a number with three digits, very large or small ones with two; a tie is decided by the decimal digits."""
     x = float(x) + 0.0  # no -0
     if x != x:
         return "NaN"
@@ -423,12 +423,12 @@ def _number(x: torch.Tensor | float) -> str:
 
 
 def _share(x: float, tokens: int) -> str:
-    """Say how many of the tokens, or, if only some channels of one are lost, the percentage."""
+    """Format a share of tokens as "3 of 8" or, if only some channels of a token are lost, as a percentage."""
     return WORDS.say("of", n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
 
 
 def _cost(lost: Mapping[str, float]) -> str:
-    """Say which tensors are lost entirely and of which only some rows."""
+    """Return a phrase on which tensors are lost entirely and of which only some rows. lost: shares by tensor."""
     names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
     parts = [
         WORDS.say("all of" if share == 1 else "rows of", share=_share(share, C), names=WORDS["and"].join(names[share]))
@@ -439,7 +439,7 @@ def _cost(lost: Mapping[str, float]) -> str:
 
 
 def _why(way: case.Way, i: int, j: int) -> str:
-    """Say how a score becomes NaN: from a NaN term, or from the difference of two infinite ones."""
+    """Return how a score becomes NaN: "zero" from a product 0 · inf, "difference" from inf - inf, "" if it does not."""
     terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
     return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 
@@ -449,7 +449,7 @@ def _true(computed: str, true: torch.Tensor | float) -> str:
 
 
 def _factor(way: case.Way, which: str, n: int) -> str:
-    """Say the factor of read n or of key n."""
+    """Return a line with the factor of query n (which = "read") or of key n ("key"), computed and true."""
     exponent = way.exponents[which == "key"][n].item()
     return _true(f"e^{exponent:.4g} = {_number(getattr(way.made, which)[n])}", getattr(way.true, which)[n])
 
@@ -471,7 +471,7 @@ def _masked(way: case.Way, i: int, j: int) -> str:
 
 
 def _output(way: case.Way, i: int, c: int, last: int) -> str:
-    """Say row i of o, channel c, by its last two terms."""
+    """Return a line with row i of o, channel c, by its terms of the keys last - 1 and last, and its true value."""
     computed, v = way.made, way.operands["v"]
     first = max(last - 1, 0)
     terms = " + ".join(f"{_number(computed.kept[i, n])} · {_number(v[n, c])}" for n in range(first, last + 1))
@@ -484,7 +484,7 @@ def _arriving(way: case.Way, i: int, j: int) -> str:
 
 
 def _term(way: case.Way, i: int, j: int) -> str:
-    """Say the term of key j in row i of dr, channel 0."""
+    """Return a line with key j's term in row i of dr, channel 0, computed and true."""
     computed, up = way.made, way.exponents[1][j].item()
     product = computed.dA[i, j] * computed.scaled[j, 0]
     factors = f"{_number(computed.dA[i, j])} · {_number(computed.scaled[j, 0])} = {_number(product)}"
@@ -493,7 +493,7 @@ def _term(way: case.Way, i: int, j: int) -> str:
 
 
 def _gradient(way: case.Way, i: int, c: int) -> str:
-    """Say row i of dr, channel c, by its last two terms."""
+    """Return a line with row i of dr, channel c, by its last two terms, and its true value."""
     computed = way.made
     terms = " + ".join(f"{_number(computed.dA[i, n])} · {_number(computed.scaled[n, c])}" for n in (C - 2, C - 1))
     exponent = way.exponents[0][i].item()
@@ -501,7 +501,7 @@ def _gradient(way: case.Way, i: int, c: int) -> str:
 
 
 _CELLS = {"pair": _pair, "all": _score, "mask": _masked, "row": _masked, "dA": _arriving, "dr": _term}
-"""How the number of a cell comes about in each step, of (way, row, column)."""
+"""By step, the function (way, row, column) that returns the line about a cell of the square map."""
 
 
 def _sum(terms: torch.Tensor) -> str:
@@ -510,7 +510,7 @@ def _sum(terms: torch.Tensor) -> str:
 
 
 def _formula(step: str) -> str:
-    """Return the formula of a step as HTML, with its terms on the colour of the highlighted cell."""
+    """Return the formula of a step as HTML, with the step's own terms on the colour of the highlighted cell."""
     terms = BACKWARD if step in ("dA", "dr", "loss") else FORWARD
     look = (
         f"background: {LIT['edgecolor']}; color: white; border-radius: 3px; padding: 2px 3px 4px; display: inline-block"
@@ -529,25 +529,25 @@ _POWER = re.compile(r"(?<=\be)\^(?:\(((?:[^()]|\([^()]*\))*)\)|([-−]?\d+(?:\.\
 
 
 def _typeset(text: str) -> str:
-    """Return text as HTML, with subscripts and powers of e as in a formula."""
+    """Escape text for HTML, with its indices as subscripts and its powers of e as superscripts, as in a formula."""
     return _POWER.sub(
         lambda power: f"<sup>{power[1] or power[2]}</sup>", _INDEX.sub(r"<sub>\1</sub>", html.escape(text))
     )
 
 
 def _plain(formula: str) -> str:
-    """Return a formula without HTML, with highlighted terms in brackets."""
+    """Convert a formula from HTML to plain text, with the highlighted terms in brackets."""
     text = re.sub(r"</?span[^>]*>", "", re.sub(r"<mark[^>]*>(.*?)</mark>", r"[\1]", formula))
     return re.sub(r"<sup>(.*?)</sup>", r"^(\1)", re.sub(r"<sub>(.*?)</sub>", r"_\1", text))
 
 
 def infinity(show=None, *, language: str | None = None, **settings) -> Infinity:
-    """Panel: one infinite factor on its way through a chunk, forward and backward.
+    """Return a panel that follows one infinite factor through a chunk, forward and backward, with every number printed.
 
-    show: names of the knobs on view, default all but seed; the others lie under "more".
+    show: names of the knobs on view, default all but seed; the others are folded under "more".
     settings: starting values of the knobs: decay (natural logarithm, -16 … 0, the same for all tokens), step (1 … 9),
-        seed.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+        seed. An unknown name raises TypeError, a bad value ValueError.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> infinity(decay=-11.5, step=8)
     """

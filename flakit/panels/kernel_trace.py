@@ -1,4 +1,4 @@
-"""A traced chunk kernel at one decay: its first non-finite tile, what followed from it, and each line's headroom."""
+"""The panel of a traced chunk kernel: its first non-finite tile, what inherits that, and each line's headroom."""
 
 import math
 from collections.abc import Callable
@@ -55,17 +55,19 @@ STOPS = (
     -0.5, -1.0, -1.3, -1.37, -1.38, -1.39, -1.4, -1.5, -2.0, -2.5, -2.8, -3.0, -5.0, -5.6, -9.0, -11.2, -100.0,
 )  # fmt: skip
 STRONGEST = -1000.0
-"""The knob's stops and its end, natural-log decay per token."""
+"""The stops of the decay's slider and its lower end, natural-log decays per token."""
 
 
 class WorkbenchPanel(Panel):
-    """The workbench's kernel at one decay. Every setting runs it once, interpreted, in a process of its own."""
+    """Base of the panels that run the workbench's kernel at a decay, each setting once, interpreted, in a new
+    process."""
 
     main = "decay"
     random = False
 
     def __init__(self, decay: float, lines: tuple[Callable, ...], settings: dict, more: dict | None = None, **options):
-        """lines: functions of the reader's in place of the kernel's. more: further knobs."""
+        """decay: natural-log, at the start. lines: the reader's functions for parts of the kernel. more: other
+        knobs."""
         self._lines = lines
         yours = workbench.answered(*lines)
         ways = [*workbench.WAYS, *([YOURS] if yours else [])]
@@ -77,7 +79,7 @@ class WorkbenchPanel(Panel):
 
 
 class KernelTrace(WorkbenchPanel):
-    """The first non-finite tile, the tree of what followed from it, and the headroom of every exponential."""
+    """The panel of `kernel_trace`. Headroom is the distance from an exponential's largest exponent to overflow."""
 
     name = "kernel-trace"
     on_view = ("decay", "way")
@@ -139,7 +141,7 @@ def _least(trace: Trace) -> str:
 
 
 def _fate(trace: Trace) -> str:
-    """Say which results the non-finite values reached."""
+    """Return a sentence on which stored results the non-finite values reached."""
     into = {store.into for site in trace.roots for store in site.stores}
     return WORDS.say("reached", into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
 
@@ -166,17 +168,21 @@ def _end(line: Headroom) -> str:
 
 
 def code_of(place: Place) -> str:
-    """Return the source of a place on one line."""
+    """Return the source text of a place on one line: the expression, or else the whole statement."""
     return " ".join((place.expression or place.statement).split())
 
 
 def kernel_trace(*lines: Callable, show=None, language: str | None = None, **settings) -> KernelTrace:
-    """Panel: a traced chunk kernel, with its first non-finite tile, what followed from it, and each line's headroom.
+    """Return a panel of a traced chunk kernel: its first non-finite tile, the tiles that inherit it, and how far each
+    line's largest exponent is from overflow.
 
     lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
-    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest) and way ("start",
-        "middle", "blocks", "halves" or "yours").
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    show: names of the knobs on view. settings: starting values of decay (natural-log, per token, of the head that
+    forgets
+        fastest) and way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours"). An unknown
+        name
+        raises TypeError, a bad value ValueError.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> kernel_trace(decay=-1.4)
     """

@@ -1,4 +1,4 @@
-"""Knobs for panels. A knob is a widget whose `value` is the setting itself: a log decay, a length, a name."""
+"""Knobs for panels. A knob is an ipywidget whose `value` is the setting itself: a log decay, a length, a name."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
 
 
 class NumberKnob(widgets.SelectionSlider):
-    """A slider over a few numbers. `accept` assigns any other from `low` to `high`, a stop until the next call."""
+    """A slider over a few numbers. `accept` sets any other from `low` to `high`; so is the starting value set."""
 
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
         self.low, self.high, self._stops, self._dense = low, high, frozenset(stops), frozenset()
@@ -29,6 +29,7 @@ class NumberKnob(widgets.SelectionSlider):
         self.accept(value)
 
     def accept(self, value: float) -> None:
+        """Set the value, which is a stop until the next call. Raise ValueError outside low … high."""
         if value not in {stop for _, stop in self.options}:
             if not isinstance(value, Real) or isinstance(value, bool) or not self.low <= value <= self.high:
                 raise ValueError(f"expected {self._expected()}, got {value!r}")
@@ -36,7 +37,7 @@ class NumberKnob(widgets.SelectionSlider):
         self.value = value
 
     def dense(self, stops: Iterable[float]) -> None:
-        """Replace the additional stops; the value stays."""
+        """Replace the stops added by the last call, which mark places of interest; the value does not change."""
         self._dense = frozenset(stops)
         value, options = self.value, self._labelled({*self._stops, *self._dense, self.value})
         if options != list(self.options):
@@ -53,7 +54,7 @@ class NumberKnob(widgets.SelectionSlider):
 class DecayKnob(NumberKnob):
     """A slider over natural-log decays from 0 to `low`, logarithmic in |w|, with both ends exact.
 
-    stops: replace the evenly spaced ones. optional: start with a stop "none", whose value is that word.
+    stops: replaces the evenly spaced ones. optional: whether there is also a stop "none", whose value is that string.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class DecayKnob(NumberKnob):
 
 
 def labelled(options: Mapping | Iterable) -> list:
-    """Return options as a widget takes them, with labels in the current language."""
+    """Convert options, or values by their labels, to (label, value) pairs with labels in the current language."""
     if not isinstance(options, Mapping):
         return [(label(x[0]), x[1]) if isinstance(x, tuple) else x for x in options]
     pairs = [(label(words), value) for words, value in options.items()]
@@ -89,27 +90,28 @@ def labelled(options: Mapping | Iterable) -> list:
 
 
 def choice(value, options: Mapping | Iterable, description: str) -> widgets.Dropdown:
-    """A list of options, or of labels and values in a mapping. A value None would show as a blank."""
+    """Return a drop-down list of options: values, or values by their labels. A value None would be shown as a blank."""
     return widgets.Dropdown(options=labelled(options), value=value, description=description, **_LOOK)
 
 
 def switch(value: bool, description: str) -> widgets.Checkbox:
-    """A box to check."""
+    """Return a check box for a boolean setting."""
     return widgets.Checkbox(value=value, description=description, indent=True, **_LOOK)
 
 
 def steps(value, options: Iterable, description: str) -> widgets.SelectionSlider:
-    """A slider over a few values, such as powers of two."""
+    """Return a slider over a few values, such as powers of two; options as in `labelled`."""
     return widgets.SelectionSlider(options=labelled(options), value=value, description=description, **_LOOK)
 
 
 def integer(value: int, low: int, high: int, description: str, step: int = 1) -> widgets.IntSlider:
-    """A slider over whole numbers from low to high."""
+    """Return a slider over the whole numbers low, low + step, … up to high."""
     return widgets.IntSlider(value=value, min=low, max=high, step=step, description=description, **_LOOK)
 
 
 def number(value: float, low: float, high: float, description: str, step: float | None, log: bool) -> NumberKnob:
-    """A slider over numbers from low to high: `step` apart (default: a fortieth of the range), or ten per decade."""
+    """Return a slider from low to high with stops `step` apart (None: a fortieth of it) or, with log, ten per
+    decade."""
     if log:
         decades = math.log10(high / low)
         stops = {float(f"{low * 10 ** (i / 10):.2g}") for i in range(round(10 * decades))} | {high}
@@ -120,19 +122,19 @@ def number(value: float, low: float, high: float, description: str, step: float 
 
 
 def operator_choice(value: str, names: Iterable[str] = tuple(OPERATORS)) -> widgets.Dropdown:
-    """A list of operators: those in `names`, default all."""
+    """Return a drop-down list of operators by their labels; names: which, default all."""
     return choice(value, {OPERATORS[name].label: name for name in names}, "operator")
 
 
 def stops_of(knob: widgets.Widget) -> list:
-    """Return every value of a slider or list, in its order."""
+    """Return every value that a slider or list offers, in its order."""
     if isinstance(knob, widgets.IntSlider):
         return list(range(knob.min, knob.max + 1, knob.step))
     return [option[1] if isinstance(option, tuple) else option for option in knob.options]
 
 
 def assign(knob: widgets.Widget, name: str, value) -> None:
-    """Set a knob from code; a ValueError names the knob, the expected value and the actual one."""
+    """Set a knob's value from code. Raise ValueError with its name, the values expected and the one received."""
     try:
         if hasattr(knob, "accept"):
             knob.accept(value)

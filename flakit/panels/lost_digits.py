@@ -1,4 +1,4 @@
-"""The digits that each line of a chunk kernel loses, by its decay and the precision of its products."""
+"""The panel that shows the correct digits each line of a chunk kernel loses, by decay and precision of products."""
 
 import functools
 import math
@@ -39,7 +39,7 @@ PRESETS = {
 
 
 class LostDigits(WorkbenchPanel):
-    """For every line how many digits are right in what it reads and in what it computes."""
+    """The panel of `lost_digits`: for every source line, the correct digits of its operands and of its result."""
 
     name = "lost-digits"
     on_view = ("decay", "way", "products")
@@ -93,7 +93,7 @@ print(workbench.traced({literal(decay)}, way={way!r}, digits=True, products={pro
 
 @functools.lru_cache(maxsize=32)
 def _traced(decay: float, way: str, products: str, lines: tuple[Callable, ...] = ()) -> Trace:
-    """Cache the trace, which takes seconds, for redraws at another width."""
+    """Return `workbench.traced` with digits, cached: it takes seconds, and a redraw at another width needs it again."""
     return workbench.traced(decay, *lines, way=way, digits=True, products=products)
 
 
@@ -102,12 +102,16 @@ def _digits(x: float) -> str:
 
 
 def lost_digits(*lines: Callable, show=None, language: str | None = None, **settings) -> LostDigits:
-    """Panel: the digits that each line of a chunk kernel loses. Without Triton it has recordings of its presets only.
+    """Return a panel with the decimal digits that each line of a chunk kernel loses. Without Triton only its presets
+    work, which are recorded.
 
     lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
-    show: names of the knobs on view. settings: decay (per token, of the head that forgets fastest), way ("start",
-        "middle", "blocks", "halves" or "yours") and products ("ieee" or "tf32", of flakit's lines).
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    show: names of the knobs on view. settings: starting values of decay (natural-log, per token, of the head that
+    forgets
+        fastest), way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours") and products
+        ("ieee"
+        or "tf32", the precision of flakit's lines). An unknown name raises TypeError, a bad value ValueError.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> lost_digits(products="tf32")
     """

@@ -1,4 +1,4 @@
-"""A phase diagram of decay: where chunks stay finite, over decay and length, chunk or the token of one strong decay."""
+"""The panel of a phase diagram: where chunks stay finite, over decay and length, chunk size or place of one decay."""
 
 import functools
 import math
@@ -61,7 +61,7 @@ WORDS = Words() | {
 }
 
 AGAINST = {label: name for name, label in WORDS.english["against"].items()}
-"""The vertical axis by its label. With "at" one token alone decays, otherwise all do."""
+"""The knobs that can be the vertical axis, by label. With "at" one token alone decays, otherwise all do."""
 
 PRESETS = {
     "start anchor": {"scheme": "none", "against": "T"},
@@ -95,7 +95,7 @@ _MILLISECONDS = 2000  # per scheme while playing
 
 
 class PhaseDiagram(Panel):
-    """A coarse map at once, and on request a fine one with the error against float64 where everything is finite."""
+    """The panel of `phase_diagram`: a coarse map at once, on request a fine one with errors where all is finite."""
 
     name = "phase-diagram"
     on_view = ("against", "tensor", "scheme")
@@ -124,7 +124,7 @@ class PhaseDiagram(Panel):
         self._disable()
 
     def _disable(self) -> None:
-        """Disable the knob of the size that is the vertical axis."""
+        """Disable the knob of the size that serves as the vertical axis."""
         for name in ("T", "chunk"):
             self.knobs[name].disabled = self.knobs["against"].value == name
 
@@ -261,12 +261,12 @@ def _offered(op: str) -> tuple[str, ...]:
 
 
 def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
-    """Return everything that a map depends on, without what varies along its rows."""
+    """Return the settings that determine a map, with None for the size that varies along its rows."""
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 
 def _setting(key, decay: float, **row) -> tuple[dict, dict]:
-    """Return the inputs and the other arguments of `anchor.run`; row: the value of the vertical axis by its name."""
+    """Return inputs and other arguments of `anchor.run` for |log decay| `decay`; row: the other axis's value."""
     op, _, _, mask, dtype, T, chunk, seed = key
     number_format = getattr(torch, dtype)
     x = inputs(
@@ -280,7 +280,8 @@ def _setting(key, decay: float, **row) -> tuple[dict, dict]:
 
 @functools.lru_cache(maxsize=64)
 def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
-    """Return rows, columns, and the law's limits for each row. Columns are dense around every limit."""
+    """Return the rows, the columns, and the law's limits by tensor for each row. Columns, in |log decay|, are dense
+    around every limit. how: "coarse" or "fine"."""
     op, against, scheme, _, _, T, _, _ = key
     rows, laws = [row for row in _ROWS[how][against] if against != "at" or row < T], []
     for row in rows:
@@ -298,7 +299,8 @@ def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
 
 
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
-    """Return the sweep, and the law's limits for each row."""
+    """Return the sweep over rows and decays, and the law's limits by tensor for each row. how: "coarse" measures
+    whether all is finite, "fine" the error against float64 as well."""
     op, against, scheme, *_ = key
     names = tensors(op)
     rows, decays, law = _grid(key, how)
@@ -315,7 +317,7 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
 
 
 def _agreement(result: Map) -> str:
-    """Say whether the law is right in every cell, and how near to its line the nearest ones are."""
+    """Return a sentence on whether the law is right in every measured cell, and how near to its line it was tested."""
     wrong, distance = result.wrong, result.distance
     if wrong.any():
         far = _away(distance[wrong].max())
@@ -333,25 +335,27 @@ def _agreement(result: Map) -> str:
 
 
 def _away(factor: float) -> str:
-    """Say a distance from a line as a share of it, rounded up."""
+    """Format a distance from the law's line, given as a factor >= 1, as a percentage, rounded up."""
     return WORDS["anywhere"] if factor == math.inf else f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
 
 
 def phase_diagram(
     op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
 ) -> PhaseDiagram:
-    """Panel: where chunked computation is finite, and the law's border, over decay and another setting.
+    """Return a panel that maps where a chunked computation is finite over decay and another setting, with the law's
+    border.
 
     A coarse map is immediate; the button "measure finely" takes some seconds and adds the error against float64.
 
     op: an operator of `flakit.cases.anchor.OPERATORS`. show: names of the knobs on view, default against,
-        tensor and scheme; the others lie under "more". settings: starting values of the knobs:
-        against: the vertical axis, "T", "chunk" or "at", the only token that decays.
-        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right".
+        tensor and scheme; the others are folded under "more". settings: starting values of the knobs; an unknown name
+        raises TypeError, a bad value ValueError:
+        against: the vertical axis, "T", "chunk" or "at", the position of the only token that decays.
+        scheme: one of `flakit.cases.anchor.SCHEMES`. mask: one of its `masks`, or "right", the correct one.
         dtype: "float32", "bfloat16" or "float16", of the inputs and of the stored factors. seed: of the inputs.
         tensor: "any", "o" or the gradient of one of the operator's inputs, such as "dw".
-        T, chunk: length and tokens a chunk, where they are not an axis.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+        T, chunk: length and tokens per chunk, where they are not an axis.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> phase_diagram(scheme="first-row", against="at")
     """

@@ -1,4 +1,4 @@
-"""The picture of a panel in the browser: PNG bytes, alternative text, and cells that can be pointed at."""
+"""The picture of a panel in the browser, as a widget: PNG bytes, alternative text, and cells that can be pointed at."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..figures.canvas import DARK, Canvas, Cell
 
 
 def _letters() -> str:
-    """Return CSS that gives letters their colours in the formulas around a panel, whose source says nothing of it.
+    """Return CSS that colours letters in the formulas of the Markdown cells around a panel, as in its picture.
 
     JupyterLab's MathJax names a letter's element by its code point: 1D45F is the italic r. In dr only the r is blue. An
     upright letter, as K and V in "K rows", is a number of channels and stays black.
@@ -26,12 +26,11 @@ def _letters() -> str:
 
 
 class Picture(anywidget.AnyWidget):
-    """A canvas's picture. Mouse, click and arrow keys choose a cell of the canvas's maps.
+    """A widget that shows a `Canvas`. Mouse, click and arrow keys choose a cell of the canvas's maps.
 
     describe(cell) returns the line under the picture for the chosen cell, or for None. resized(width, density) is
     called when the browser shows the panel and whenever its width changes: the pixels available for pictures, and the
-    dots of the screen per pixel. beside(cell) returns further places to highlight: map, row and column (None: all).
-    """
+    dots of the screen per pixel. beside(cell) returns further places to highlight: map, row and column (None: all)."""
 
     _esm = Path(__file__).with_suffix(".js").read_text()
     _css = f"{_letters()}\n{DARK}"
@@ -62,11 +61,11 @@ class Picture(anywidget.AnyWidget):
 
     @property
     def cell(self) -> Cell | None:
-        """The cell under the pointer, else the picked one."""
+        """The chosen cell: the one under the pointer, else the picked one."""
         return self.pointed or self.picked
 
     def show(self, canvas: Canvas, alt: str, *, points: bool) -> None:
-        """Show a canvas as it is drawn now, and drop a chosen cell that no longer exists."""
+        """Show a canvas as drawn now; drop a chosen cell that no longer exists. points: cells can be pointed at."""
         self._canvas = canvas
         with self.hold_sync():
             self.width, self.height = canvas.pixels
@@ -77,7 +76,7 @@ class Picture(anywidget.AnyWidget):
             self._update()
 
     def pick(self, cell: Cell | None) -> None:
-        """Pick a cell, as a click does; None unpicks."""
+        """Pick a cell as a click does; None clears the choice."""
         self.picked, self.pointed = cell, None
         with self.hold_sync():
             self._update()
@@ -106,7 +105,7 @@ class Picture(anywidget.AnyWidget):
             self.pick(self._next(int(x), int(y)))
 
     def _next(self, right: int, down: int) -> Cell | None:
-        """The next cell in a direction, within the map; without a picked cell the first of the first map."""
+        """Return the picked cell's neighbour within its map; with none picked, the first cell of the first map."""
         if self.picked is None:
             name = next(iter(self._canvas.maps), None)
             return None if name is None else Cell(name, 0, 0)
@@ -119,7 +118,8 @@ class Picture(anywidget.AnyWidget):
         self.lit = self._highlights() if self.points else []
 
     def _highlights(self) -> list[tuple]:
-        """Boxes to draw over the picture: the chosen cell, its row, its column, and the places beside it."""
+        """Return the boxes to draw: a kind and a `Box` for the chosen cell, its row, its column and places beside
+        it."""
         cell = self.cell
         if cell is None:
             return []

@@ -1,4 +1,4 @@
-"""Shared by several panels: knobs of some operators only, decays, anchor schemes, and text of scripts."""
+"""What several panels share: knobs that only some operators have, decays, anchor schemes, and text of scripts."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +17,7 @@ from .base import Panel
 
 
 def only_for(panel: Panel, op: widgets.Widget, knob: widgets.Widget, operators: Collection[str]) -> None:
-    """Show a knob for these operators only."""
+    """Show a knob only while the knob `op` selects one of these operators."""
 
     def show(_, name: str) -> None:
         knob.layout.display = "" if name in operators else "none"
@@ -27,7 +27,7 @@ def only_for(panel: Panel, op: widgets.Widget, knob: widgets.Widget, operators: 
 
 
 def own_default(panel: Panel, op: widgets.Widget, knob: widgets.Widget, defaults: Mapping[str, object]) -> None:
-    """Move a knob from the default of the previous operator to that of the chosen one; leave other values."""
+    """When the operator changes and a knob has the old operator's default, move it to the new one's; else leave it."""
 
     def follow(before: str, name: str) -> None:
         if knob.value == defaults[before]:
@@ -43,7 +43,7 @@ def own_options(
     options: Callable[[str], Iterable[str]],
     otherwise: Mapping[str, str],
 ) -> None:
-    """Offer each operator's own options; if they lack the chosen one, choose that of `otherwise`."""
+    """Offer in a knob the chosen operator's own options, options(op). If these lack its value, set otherwise[op]."""
 
     def offer(_, name: str) -> None:
         value, offered = knob.value, tuple(options(name))
@@ -67,8 +67,8 @@ def decay_knobs(
     stops: Iterable[float] | None = None,
     low: float = -math.inf,
 ) -> dict[str, widgets.Widget]:
-    """Return knobs "profile" and "decay". The slider, from 0 to `low`, is the decay of "constant" and of `others`
-    (label: value). Moved while a profile of `flakit.inputs` is chosen, it selects "constant".
+    """Return knobs "profile" and "decay" by name. The slider, from 0 to `low`, is every token's natural-log decay if
+    the profile is "constant" or one of `others` (value by label). Moving it under another profile selects "constant".
     """
     options = {CONSTANT: CONSTANT, **{name: name for name in DECAYS}, **(others or {})}
     profiles, slider = knobs.choice(profile, options, "decays"), knobs.DecayKnob(decay, stops=stops, low=low)
@@ -83,7 +83,7 @@ def decay_knobs(
 
 
 def chosen(profile: str, decay: float) -> str | float:
-    """Return the `decay` argument of `flakit.inputs`: the profile's name, or the constant `decay` if it names none."""
+    """Return the `decay` argument of `flakit.inputs`: the profile's name, or `decay` if that is no profile."""
     return profile if profile in DECAYS else decay
 
 
@@ -94,12 +94,12 @@ AXES = {
     **{"T": "token", "K": "channel of k", "V": "column of v", "M": "slot"},
     **{"B": "sequence", "N": "sequence", "H": "head", "HQ": "head", "HV": "head"},
 }
-"""What an index along an axis counts."""
+"""By the letter of an axis, what its index counts."""
 _MASKS = {"the right one of the scheme": RIGHT} | {label: name for name, label in masking.MASKS.items()}
 
 
 def scheme_knobs() -> dict[str, widgets.Widget]:
-    """Return knobs "scheme", "mask" and "dtype"; "mask" offers the modes that apply to the scheme."""
+    """Return the knobs "scheme", "mask" and "dtype" by name; "mask" offers only the modes that apply to the scheme."""
     schemes = knobs.choice("none", {each.label: each.name for each in anchor.SCHEMES.values()}, "anchor")
     mask = knobs.choice(RIGHT, _MASKS, "mask")
     dtype = knobs.choice("float32", [str(dtype).removeprefix("torch.") for dtype in LN_MAX], "dtype")
@@ -118,19 +118,19 @@ def scheme_knobs() -> dict[str, widgets.Widget]:
 
 
 def tensors(op: str) -> dict[str, str]:
-    """Return o and every gradient that an anchor scheme computes for an operator, with words for their columns."""
+    """Return o and every gradient that an anchor scheme computes, with the label of each one's last axis, by name."""
     of = OPERATORS[op]
     names = [name for name in anchor.TENSORS[op] if name not in of.outputs or name == "o"]
     return {name: say(AXES[of.axes[name if name == "o" else name[1:]].split()[-1]]) for name in names}
 
 
 def mode(mask: str) -> str | None:
-    """Return the mask argument of a case's functions."""
+    """Convert the knob "mask" to the `mask` argument of `cases.anchor`: None for the scheme's correct mask."""
     return None if mask == RIGHT else mask
 
 
 def in_words(scheme: str, mask: str, dtype: str) -> str:
-    """Say the three knobs in a picture's subtitle."""
+    """Return the knobs scheme, mask and dtype as a phrase for a picture's subtitle."""
     masked = "" if mask == RIGHT else say(" · mask: {mask}").format(mask=say(masking.MASKS[mask]))
     return say("anchor: {anchor}").format(anchor=say(anchor.SCHEMES[scheme].label)) + f"{masked} · {dtype}"
 
@@ -138,15 +138,14 @@ def in_words(scheme: str, mask: str, dtype: str) -> str:
 # --- sizes of the decay around a law ---------------------------------------------------------------------------------
 
 SAME = 1e-3
-"""Onsets closer to each other than this share count as one."""
+"""Onsets that differ by less than this share count as one."""
 
 
 def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], same: float = SAME) -> set[float]:
-    """Return sizes with few digits below and above every onset, and between any two that differ.
+    """Return values of |log decay| with few digits below and above every onset, and between any two that differ.
 
-    onsets: of each the values by law and by measurement; those within a share `same` of each other count as one.
-    sides: the least and the largest distance of a size from an onset, as factors.
-    """
+    onsets: the values of each, by law and measured; those within a share `same` of each other count as one.
+    sides: the least and the largest distance from an onset, as factors, of each value below it and above it."""
     groups = []
     for low, high in sorted((min(values), max(values)) for values in onsets):
         if groups and low <= max(groups[-1][0] * (1 + same), groups[-1][1]):
@@ -165,7 +164,7 @@ def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], sam
 
 
 def _short(low: float, high: float) -> float:
-    """Return the middle of two numbers, rounded to the fewest digits that leave it between them."""
+    """Return the middle of low and high, rounded to the fewest digits that keep it between them."""
     middle = (low + high) / 2
     rounded = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
     return next(x for x in rounded if low < x < high)
@@ -175,5 +174,5 @@ def _short(low: float, high: float) -> float:
 
 
 def literal(value: str | float) -> str:
-    """Return the Python text of a decay: a profile's name or a number, infinities included."""
+    """Return a decay as Python source: a profile's name or a number, with infinities as float("…")."""
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

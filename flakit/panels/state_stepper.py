@@ -1,4 +1,4 @@
-"""Step through time, forward and backward: what a step reads, keeps and writes."""
+"""The panel that steps through an operator's recurrence, forward and backward: what a step reads, keeps and writes."""
 
 import functools
 import itertools
@@ -58,10 +58,9 @@ PRESETS = {
 
 
 class Passes(Player):
-    """Play over both passes, stopping at the end of each; the next press plays the other one.
+    """A `Player` over both passes that stops at the end of each; the next press plays the other one.
 
-    Places are 0 … T-1 forward, then T … 2T-1 backward; `play` has those of one pass.
-    """
+    Positions are 0 … T-1 forward, then T … 2T-1 backward; `play` has those of one pass."""
 
     def __init__(self, T: int, go: Callable[[int], None]):
         self._T, self._showing = T, False
@@ -72,11 +71,11 @@ class Passes(Player):
         return [0, self._T, 2 * self._T]
 
     def step(self, by: int) -> None:
-        """Move along both passes, stopping at their ends."""
+        """Move by a number of positions through both passes, and stop at their ends."""
         super()._moved(min(max(self.place + by, 0), 2 * self._T - 1))
 
     def show(self, place: int, T: int) -> None:
-        """Set the position and the length without calling back."""
+        """Set the position and the number of tokens without calling back."""
         first = place // T * T
         self.place, self._T, self._showing = place, T, True
         with self.play.hold_sync():
@@ -95,7 +94,7 @@ class Passes(Player):
 
 
 class StateStepper(Panel):
-    """The recurrence of an operator's reference, one step at a time; `reference.steps` yields every array."""
+    """The panel of `state_stepper`: one step of an operator's recurrence, with the arrays of its `reference.steps`."""
 
     name = "state-stepper"
     on_view = ("t", "decay")
@@ -131,7 +130,7 @@ class StateStepper(Panel):
 
     @property
     def position(self) -> int:
-        """The place in the two passes: 0 … T-1 forward, then T … 2T-1 backward."""
+        """The position of the step on view: 0 … T-1 forward, then T … 2T-1 backward."""
         t, T = self.knobs["t"].value, self.knobs["T"].value
         return t if self.knobs["direction"].value == "forward" else 2 * T - 1 - t
 
@@ -178,7 +177,7 @@ class StateStepper(Panel):
         return "\n".join((where, WORDS.say("sizes", sizes=", ".join(sizes)), finite))
 
     def _bad(self, run, scene: Scene, direction: str) -> str:
-        """Say what is not finite, and in the pass on view also when."""
+        """Return a sentence on which arrays are not finite, and, for the pass on view, at which steps."""
         bad = {}
         for which in run:
             for name in (*scene.outputs(which), scene.followed[which][0]):
@@ -249,7 +248,7 @@ for name in {names!r}:
 
 
 def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[Frame]]:
-    """Return the frames of both passes. Inputs of other dtypes are the same float64 numbers, rounded."""
+    """Return both passes' frames, arrays by name. Inputs of any dtype are the same float64 numbers, rounded."""
     of = OPERATORS[op]
     x = inputs(op, **_sizes(op, T, K, V, M), decay=chosen(profile, decay), dtype=getattr(torch, dtype), seed=seed)
     if profile == GROWING:
@@ -261,7 +260,7 @@ def _run(op, profile, decay, T, K, V, M, scale, dtype, seed) -> dict[str, list[F
 
 
 def _sizes(op: str, T: int, K: int, V: int, M: int) -> dict[str, int]:
-    """Return the sizes of an operator's inputs; only some have slots."""
+    """Return the sizes of an operator's inputs by name; M, the number of slots, only if it has slots."""
     return {"T": T, "H": 1, "K": K, "V": V} | ({"M": M} if "M" in OPERATORS[op].sizes else {})
 
 
@@ -271,20 +270,20 @@ def _rms(x: np.ndarray) -> float:
 
 
 def _ranges(steps: list[int]) -> str:
-    """[3, 4, 5, 9] -> "3 … 5, 9"."""
+    """Format steps as ranges: [3, 4, 5, 9] becomes "3 … 5, 9"."""
     runs = [[t for _, t in run] for _, run in itertools.groupby(enumerate(steps), lambda each: each[1] - each[0])]
     return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]} … {run[-1]}" for run in runs)
 
 
 def state_stepper(op: str = "rwkv6", show=None, *, language: str | None = None, **settings) -> StateStepper:
-    """Panel: an operator's recurrence step by step, forward and backward.
+    """Return a panel that walks through an operator's recurrence step by step, forward and backward.
 
-    op: an operator of `flakit.figures.scenes.SCENES`. show: names of the knobs on view, default t and decay; the
-        others lie under "more".
-    settings: starting values of the knobs: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`),
-        decay (the natural-log decay of "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or
-        "size"), direction, t, seed.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    op: an operator of `flakit.figures.scenes.SCENES`. show: names of the knobs on view, default t and decay; the others
+        are folded under "more". settings: starting values of the knobs; an unknown name raises TypeError, a bad value
+        ValueError: profile ("constant", "growing" or one of `flakit.numerics.inputs.DECAYS`), decay (natural-log, of
+        "constant"), T, K, V, M (GSA's slots), scale, dtype, colours ("value" or "size"), direction ("forward" or
+        "backward"), t (the token), seed.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> state_stepper(profile="constant", decay=-0.1, T=32, t=5)
     """

@@ -1,7 +1,5 @@
-"""Small panels with one or two knobs for single sentences of the lessons: one module per lesson.
-
-Each sketch is a class: its knobs, the arrays of a setting, and the picture.
-"""
+"""Sketches: small panels with one or two knobs, each for one sentence of a lesson. There is a module per lesson and a
+class per sketch, with its knobs, the arrays of a setting, and the picture."""
 
 import functools
 from importlib import import_module
@@ -22,7 +20,7 @@ for _lesson in (
 
 
 class SketchPanel(Panel):
-    """One or two knobs, a sentence or two, one small picture."""
+    """The panel of one `Sketch`: one or two knobs, a readout of a sentence or two, one small picture."""
 
     readout_lines = 2
     result: Any
@@ -54,11 +52,13 @@ class SketchPanel(Panel):
 
 
 def sketch(name: str, *, language: str | None = None, **settings) -> SketchPanel:
-    """Panel: one small picture with one or two knobs.
+    """Return the panel of a sketch, a small picture with one or two knobs.
 
-    name: one of SKETCHES, such as "broken" (a gradient that a decay breaks), "reading" (four tokens read by a query)
-        or "forgetting" (what is left of a token). settings: its knobs, and a seed if its inputs are random.
-    language: "en" or "zh"; default: the current one, see `flakit.language`.
+    name: one of SKETCHES, such as "broken" (a gradient that a decay breaks), "reading" (four tokens read by a query) or
+        "forgetting" (what is left of a token). settings: starting values of its knobs, and a seed if its inputs are
+        random.
+    language: "en" or "zh"; default: the current language, see `flakit.language`.
+    Raises ValueError for an unknown sketch or a bad value, TypeError for an unknown knob.
 
     >>> sketch("forgetting", w=-0.5)
     """

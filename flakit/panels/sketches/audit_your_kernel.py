@@ -1,4 +1,4 @@
-"""The sketch of 15_audit_your_kernel."""
+"""The sketch of lesson 15_audit_your_kernel: a planted fault against the audit's error budget."""
 
 import dataclasses
 import functools
@@ -42,13 +42,13 @@ _LOW, _HIGH = -9.0, 0.3
 
 
 def fault_words(fault: float) -> str:
-    """Return a share in percent, without a power of ten."""
+    """Format a share as a percentage in full digits, without a power of ten."""
     return f"{100 * fault:.8f}".rstrip("0").rstrip(".") + "%"
 
 
 @dataclass(frozen=True)
 class BudgetShown:
-    """The error of each tensor and its budget, [N], with a planted fault of relative size `fault`."""
+    """Each tensor's error and budget, [N], if every value is too large by the relative `fault`."""
 
     fault: float
     dtype: str
@@ -58,12 +58,12 @@ class BudgetShown:
 
     @property
     def wrong(self) -> np.ndarray:
-        """Whether a tensor's error is beyond its budget, boolean [N]."""
+        """Whether each tensor's error exceeds its budget, boolean [N]."""
         return self.errors > self.allowed
 
 
 class Budget(Sketch, name="budget", words=WORDS):
-    """Bars of errors on a logarithmic axis, each with a mark at its budget."""
+    """A bar on a logarithmic axis for each tensor's error, with a mark at its budget."""
 
     knobs = {
         "fault": lambda: steps(0.0, [(fault_words(x), x) for x in _FAULTS], "fault"),
@@ -137,7 +137,7 @@ def _examiner() -> Examiner:
 
 @functools.cache
 def _run(dtype: str):
-    """Return the setting, and the run of the unchanged kernel there."""
+    """Return an audit setting of this dtype, and the unchanged kernel's `Run` there."""
     examiner = _examiner()
     setting = examiner.resolved(examiner.plain.without(T=64, decay="logsigmoid", dtype=dtype))
     return setting, examiner.run(setting)

@@ -1,4 +1,4 @@
-"""The sketch of 04_chunk_backward."""
+"""The sketch of lesson 04_chunk_backward: which pairs of tokens contribute to the gradient of a token's decay."""
 
 import functools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .sketch import Sketch
 
 _TOKENS = 8
 SEED = 173
-"""Of inputs in which no pair outweighs all others, and whose rounded sums in the panel agree."""
+"""A seed of inputs in which no pair outweighs all others and the rounded sums in the panel agree."""
 
 WORDS = Words() | {
     "passing": {
@@ -45,26 +45,28 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class PassingShown:
-    """What each pair (i, j) of a chunk adds to the loss in one channel, [C, C], zero unless j < i; and a token t."""
+    """What each pair, token i reading token j, adds to the loss in one channel, [C, C], zero unless j < i; and a token
+    t."""
 
     t: int
     pairs: np.ndarray
 
     def read(self, t: int) -> float:
-        """Return what is read after token t."""
+        """Return the sum over the pairs whose reader comes after token t."""
         return float(self.pairs[t + 1 :].sum())
 
     def own(self, t: int) -> float:
-        """Return the part of that written by token t or later."""
+        """Return the part of `read` that was written by token t or later."""
         return float(self.pairs[t + 1 :, t:].sum())
 
     def dw(self, t: int) -> float:
-        """Return the sum over the pairs that pass token t."""
+        """Return the decay's gradient at token t: the sum over the pairs that pass t, written before it and read after
+        it."""
         return float(self.pairs[t + 1 :, :t].sum())
 
     @property
     def sums(self) -> np.ndarray:
-        """The sum of every token, [C]."""
+        """`dw` of every token, [C]."""
         return np.array([self.dw(t) for t in range(_TOKENS)])
 
     def count(self, t: int) -> int:
@@ -72,7 +74,7 @@ class PassingShown:
 
 
 class Passing(Sketch, name="passing", words=WORDS):
-    """All pairs of a chunk, a frame around those that pass one token, and the sum of these for each token."""
+    """A map of all pairs of a chunk with a frame around those that pass one token, and a bar for each token's dw."""
 
     knobs = {"t": lambda: integer(3, 0, _TOKENS - 1, "token t")}
     script = """from flakit.panels import sketch
@@ -132,7 +134,7 @@ print("pairs that pass:", shown.count({t}), " their sum, dw:", shown.dw({t}))
 
 @functools.cache
 def _pairs() -> torch.Tensor:
-    """For one channel: what token i reads of what token j wrote, times the gradient of the loss, [T, T]."""
+    """Return, for one channel, what token i reads of token j times the gradient of the loss, float64 [T, T]."""
     x = inputs("rwkv6", T=_TOKENS, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64, seed=SEED)
     do, _ = cotangents("rwkv6", x)
     r, k, v, w, do = (tensor[0, :, 0] for tensor in (x["r"], x["k"], x["v"], x["w"], do))

@@ -1,4 +1,4 @@
-"""The sketches of 07_chunk_vs_recurrent."""
+"""The sketches of lesson 07_chunk_vs_recurrent: rounding of the two forms, measures of error, amplified differences."""
 
 import functools
 from collections.abc import Mapping
@@ -101,7 +101,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class TwoFormsShown:
-    """One channel of the output, [N]: both forms rounded to `digits` binary digits, and the true values."""
+    """One output channel of the first N tokens, [N] each: the two forms rounded to `digits` binary digits, and the
+    truth."""
 
     digits: int
     chunk: np.ndarray
@@ -112,11 +113,11 @@ class TwoFormsShown:
     share: float
     """The share of outputs that differ between the forms."""
     off: Mapping[str, float]
-    """The relative L2 error of all outputs by form."""
+    """The relative L2 error over all outputs, by form."""
 
 
 class TwoForms(Sketch, name="two_forms", words=WORDS):
-    """The distance of both forms from the true values, in steps of the format that stores them."""
+    """The distance of the chunked and the recurrent output from the truth, in steps of the format that stores them."""
 
     knobs = {"digits": lambda: integer(24, 6, 24, "digits kept")}
     presets = {"float32": {"digits": 24}, "float16": {"digits": 11}, "bfloat16": {"digits": 8}}
@@ -215,7 +216,7 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
 
 @dataclass(frozen=True)
 class MeasuresShown:
-    """An output and the true one, [T, V] each, the kind of its fault, and `numerics.errors.compare` of the two."""
+    """A wrong output and the true one, [T, V] each, the kind of fault, and the result of `numerics.errors.compare`."""
 
     wrong: str
     got: np.ndarray
@@ -224,7 +225,7 @@ class MeasuresShown:
 
 
 class Measures(Sketch, name="measures", words=WORDS):
-    """A map of the errors of an output, and the values of five measures of it."""
+    """A map of an output's errors, and a bar for each of five measures of error."""
 
     knobs = {"wrong": lambda: choice("inputs", _WRONG, "wrong is")}
     script = """import numpy as np
@@ -314,7 +315,8 @@ print(shown.errors)
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay; the distance of two states after 1, 2, … T tokens relative to the first, measured and by law [T]."""
+    """A log decay w, and the distance of two states after 1 … T tokens over the initial one, measured and by law,
+    [T]."""
 
     w: float
     measured: np.ndarray
@@ -322,7 +324,7 @@ class AmplifiedShown:
 
 
 class Amplified(Sketch, name="amplified", words=WORDS):
-    """The distance between two states over the tokens."""
+    """The distance between the states of two runs over the tokens, which a decay shrinks."""
 
     knobs = {"w": lambda: steps(-0.1, (-0.3, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1), "decay w")}
     presets = {"a decay": {"w": -0.1}, "w = 0": {"w": 0.0}, "w above 0": {"w": 0.1}}
@@ -383,14 +385,15 @@ def _rms(x: np.ndarray) -> float:
 
 
 def rounded(x: Tensor, digits: int) -> Tensor:
-    """Round x to a number of binary digits."""
+    """Return x, float64, rounded to a number of significant binary digits."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2.0**digits).round() / 2.0**digits, exponent)
 
 
 @functools.lru_cache(maxsize=2)
 def _outputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return o [T, V] of one head as float64: by chunks and by the recurrence in float32, and the truth."""
+    """Return o [T, V] of one head as float64 tensors: in chunks and by the recurrence, both in float32, and the
+    truth."""
     x = inputs("rwkv6", seed=seed, **SIZES)
     outputs = chunk_rwkv6(**x).o, recurrence("rwkv6", x)["o"], truth("rwkv6", x)["o"]
     return tuple(o[0, :, 0].double() for o in outputs)
@@ -398,7 +401,7 @@ def _outputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=2)
 def _exact(seed: int) -> tuple[Tensor, Tensor]:
-    """Return o [T, V] of one head in float64, and the same from inputs rounded to bfloat16."""
+    """Return o [T, V] of one head in float64, from float32 inputs and from the same inputs rounded to bfloat16."""
     x = inputs("rwkv6", seed=seed, **SIZES)
     stored = {name: tensor.bfloat16() for name, tensor in x.items()}
     return tuple(truth("rwkv6", each)["o"][0, :, 0] for each in (x, stored))

@@ -1,4 +1,4 @@
-"""The sketches of 03_chunking."""
+"""The sketches of lesson 03_chunking: chunks and states, the anchor of the exponents, and how pairs become products."""
 
 from dataclasses import dataclass
 
@@ -23,14 +23,14 @@ _T, SLOW = 32, -0.1  # of "chunks"
 _CHUNK, _SMALL, _BLOCK, DECAY = 64, 16, 4, -1.0  # of "split", of "ways", and the decay of both
 
 MIDDLE = Scheme("whole-middle", "one product about the middle", whole=True, diagonal="middle")
-"""A chunk as a single product, anchored at any row."""
+"""A scheme that computes a chunk as a single product, whose exponents refer to any row (the anchor)."""
 
 WAYS = ("one product", "blocks", "halves of halves")
 _PAST = np.tri(_SMALL, k=-1, dtype=bool)
-"""The pairs of "ways" in which a token reads an earlier one."""
+"""The pairs of a small chunk in which a token reads an earlier one, boolean [C, C]."""
 
 READER, KEY = {"color": style.R, "linestyle": "-"}, {"color": style.K, "linestyle": "--"}
-"""Colour and dash of the token that reads, and of the one that wrote."""
+"""Colour and dash of the token that reads, and of the token that wrote."""
 
 _PAIRS = {
     "reads": "token i, which reads",
@@ -109,12 +109,12 @@ WORDS = Words() | {
 }
 
 KINDS = ("intra", "inter", "itself", "future")
-"""The ways in which one token reaches another; `ChunksShown.kinds` holds their indices."""
+"""How one token reaches another: inside a chunk, through a state, itself by the bonus, not at all (the future)."""
 
 
 @dataclass(frozen=True)
 class ChunksShown:
-    """For every pair of tokens the index of its kind in `KINDS` and its weight, [T, T]. chunk: tokens."""
+    """For every pair of tokens the index of its kind in `KINDS` and its weight, [T, T]. chunk: tokens per chunk."""
 
     chunk: int
     kinds: np.ndarray
@@ -122,13 +122,13 @@ class ChunksShown:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of steps, and of pairs inside chunks and through a state."""
+        """The number of sequential steps, and of pairs inside chunks ("intra") and through a state ("inter")."""
         pairs = {name: int((self.kinds == n).sum()) for n, name in enumerate(KINDS[:2])}
         return {"steps": _T // self.chunk, **pairs}
 
 
 class Chunks(Sketch, name="chunks", words=WORDS):
-    """Every pair of tokens by its kind, and the cost of a chunk."""
+    """A map of every pair of tokens by its kind, and bars for the steps and pairs that a chunk size costs."""
 
     knobs = {"chunk": lambda: steps(8, [1 << n for n in range(_T.bit_length())], "chunk C")}
     presets = {"token by token": {"chunk": 1}, "chunks of 8": {"chunk": 8}, "one chunk": {"chunk": _T}}
@@ -143,7 +143,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
 
     @staticmethod
     def compute(chunk: int) -> ChunksShown:
-        """Each token writes its own unit vector, so that an output shows how much of each token it contains."""
+        """Let each token write its own unit vector, so that an output shows how much of each token it contains."""
         ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
         values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
         past, itself, inside = (
@@ -212,8 +212,8 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
 
 @dataclass(frozen=True)
 class SplitShown:
-    """Exponents of the factors of readers and of keys [C], anchored before token `anchor`, and the products of these
-    factors [C, C]."""
+    """The exponents of the readers' and of the keys' factors [C], relative to the row before token `anchor`, and the
+    products of these factors [C, C]."""
 
     anchor: int
     read: np.ndarray
@@ -222,7 +222,8 @@ class SplitShown:
 
 
 class Split(Sketch, name="split", words=WORDS):
-    """Two exponents over the tokens, which the anchor shifts, and the weights, which it leaves unchanged."""
+    """The exponents of readers and keys over the tokens, which the anchor shifts, and the weights, which it does
+    not."""
 
     knobs = {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")}
     presets = {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}}
@@ -298,10 +299,9 @@ print("largest weight", (read @ key.T).tril(-1).max().item())
 
 @dataclass(frozen=True)
 class WaysShown:
-    """For every pair of a chunk the number of the product that computes it (0: by itself, -1: not computed), and the
-    exponents of the reader's and of the key's factor, [C, C] each.
-
-    A product may compute future pairs as well, which no output reads."""
+    """For every pair of a chunk the number of the matrix product that computes it (0: computed singly, -1: not at all),
+    and the exponents of the reader's and of the key's factor, [C, C] each. A product may compute future pairs, too,
+    which no output reads."""
 
     product: np.ndarray
     read: np.ndarray
@@ -309,7 +309,8 @@ class WaysShown:
 
     @property
     def rows(self) -> list[tuple[int, int, float, float]]:
-        """Number, pairs and largest exponents of reader and key for each product; single pairs come last."""
+        """A tuple for each product: number, pairs, largest exponent of a reader and of a key. Single pairs come last,
+        as 0."""
         rows = []
         for n in [*range(1, self.product.max() + 1), 0]:
             mask = self.product == n
@@ -320,7 +321,7 @@ class WaysShown:
 
 
 class Ways(Sketch, name="ways", words=WORDS):
-    """The product that computes each pair of a chunk, and the largest factors of each product."""
+    """A map of the matrix product that computes each pair of a chunk, and a bar for each product's largest factor."""
 
     knobs = {"way": lambda: choice(WAYS[0], {way: way for way in WAYS}, "way")}
     presets = {way: {"way": way} for way in WAYS}
@@ -412,7 +413,7 @@ print("products", shown.product.max(), "largest exponents", shown.read[made].max
 
 
 def _power(exponent: float) -> str:
-    """Return a power of e and its value.
+    """Format a power of e and its value.
 
     >>> _power(64.0), _power(8.0), _power(0.0)
     ('e^64 = 6.2e+27', 'e^8 = 2,981', 'e^0 = 1')

@@ -1,4 +1,4 @@
-"""The sketches of 05_one_infinity and 06_the_anchor."""
+"""The sketches of lessons 05_one_infinity and 06_the_anchor: number formats, the anchor, and one strong decay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ _EXPONENTS = (
 )  # fmt: skip
 
 _RANGE = torch.arange(-_END, _END + 1, dtype=torch.float64)
-"""The exponents of the strips of "ends"."""
+"""The exponents along the strips of the sketch "ends"."""
 
 _CHUNK, _BLOCK = 64, 16
 _TOKENS, STRONG = 2 * _CHUNK, -500.0
@@ -80,14 +80,15 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EndsShown:
-    """An exponent x and e^x as stored by each format, by name."""
+    """An exponent x, and the value that each number format stores for e^x, by the format's name."""
 
     exponent: float
     values: Mapping[str, float]
 
 
 class Ends(Sketch, name="ends", words=WORDS):
-    """A strip for each format, from e^-120 to e^120, and a line at one exponent."""
+    """A strip for each number format from e^-120 to e^120: zero, few digits, ordinary, inf; and a line at one
+    exponent."""
 
     knobs = {"exponent": lambda: NumberKnob(80.0, "exponent x", stops=_EXPONENTS, low=-_END, high=_END)}
     presets = {"float32 ends": {"exponent": 88.73}, "float16 ends": {"exponent": 11.1}, "too small": {"exponent": -104}}
@@ -153,10 +154,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 @dataclass(frozen=True)
 class CountingShown:
-    """A block's largest factor: "key" or "read", its token, and the tokens whose decays its exponent sums, boolean [C].
-
-    anchor: the token that it precedes; C: behind the last.
-    """
+    """A block's largest factor: of a "key" or a "read", its token, and the tokens whose decays its exponent sums,
+    boolean [C]. anchor: the token before which the exponents are 0; C: behind the last token."""
 
     anchor: int
     factor: str
@@ -165,7 +164,7 @@ class CountingShown:
 
 
 class Counting(Sketch, name="counting", words=WORDS):
-    """A row of tokens to count."""
+    """A row of tokens that marks the anchor, the token of the largest factor, and the decays in its exponent."""
 
     knobs = {"anchor": lambda: integer(0, 0, _BLOCK, "anchor")}
     script = """import torch
@@ -180,7 +179,7 @@ print("of the keys", (n - gi).tolist())
 
     @staticmethod
     def compute(anchor: int) -> CountingShown:
-        """At a decay of -1 an exponent is a number of tokens. Count those of the largest exponent."""
+        """Let every decay be -1, so that an exponent is a number of tokens, and find the largest exponent."""
         w = -torch.ones(_BLOCK, 1)
         n = w[:anchor].sum(0)
         exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
@@ -227,28 +226,26 @@ print("of the keys", (n - gi).tolist())
 
 
 def _upright(before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return vertical lines at the left of these cells of a single row."""
+    """Return x and y of vertical lines at the left edges of these cells of a one-row map, separated by NaN."""
     return np.repeat(before - 0.5, 3), np.tile([-0.5, 0.5, np.nan], len(before))
 
 
 @dataclass(frozen=True)
 class FatalShown:
-    """By tensor, the positions at which a single strong decay makes it non-finite, boolean [T].
-
-    anchor: the token that it precedes, counted from each block's first.
-    """
+    """By tensor, the positions at which a single strong decay makes it non-finite, boolean [T]. anchor: the token
+    before which the exponents are 0, counted from each block's first."""
 
     anchor: int
     lost: Mapping[str, np.ndarray]
 
     @property
     def fatal(self) -> np.ndarray:
-        """The positions at which anything is lost, boolean [T]."""
+        """The positions at which any tensor becomes non-finite, boolean [T]."""
         return np.any(list(self.lost.values()), axis=0)
 
 
 class Fatal(Sketch, name="fatal", words=WORDS):
-    """A map of the positions at which one strong decay breaks a chunk, a strip for each of two."""
+    """A strip of positions for each of two chunks, hatched where one strong decay makes a value non-finite."""
 
     knobs = {"anchor": lambda: integer(1, -3, 9, "anchor p +")}
     script = """from dataclasses import replace
@@ -266,7 +263,8 @@ for name in ("o", "dr", "dk", "dv", "dw"):
 
     @staticmethod
     def compute(anchor: int) -> FatalShown:
-        """One sequence per position of the decay. Tiles left of a block are anchored before its token `anchor`."""
+        """Run a sequence for each position of the decay. The tiles left of a block are anchored before its token
+        `anchor`."""
         x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
         each = torch.arange(_TOKENS)
         x["w"][each, each] = STRONG
@@ -276,7 +274,7 @@ for name in ("o", "dr", "dk", "dv", "dw"):
         return FatalShown(anchor, lost)
 
     _few = 8
-    """The largest number of fatal positions that get arrows."""
+    """The largest number of positions that are marked by arrows."""
 
     def __init__(self, width: float):
         self.canvas = Canvas(width, 2.02)

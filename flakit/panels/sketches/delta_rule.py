@@ -1,4 +1,4 @@
-"""The sketches of 08_delta_rule."""
+"""The sketches of lesson 08_delta_rule: one edit of a small memory, and repeated edits under one key."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from .words import percent, short
 
 DOOR, LAMP = torch.eye(2)
 OPEN, CLOSED, ON, OFF = torch.eye(4)
-"""Keys of two things and values for their states."""
+"""One-hot keys of two things, and one-hot values for their states."""
 
 _KNOBS = {"alpha": lambda: number(1.0, 0.0, 2.0, "taken out α", 0.1, False)}
 _PRESETS = {
@@ -64,7 +64,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EditingShown:
-    """A table [2, 4] before an edit, what is taken out, what is written, the table after. alpha: share taken out."""
+    """The table [2, 4] before an edit, what is removed, what is written, and the table after. alpha: the share
+    removed."""
 
     alpha: float
     before: np.ndarray
@@ -74,7 +75,7 @@ class EditingShown:
 
 
 class Editing(Sketch, name="editing", words=WORDS):
-    """The four tables of one edit, each number in its cell."""
+    """The four tables of one edit, with each number in its cell."""
 
     knobs, presets = _KNOBS, _PRESETS
     script = """import torch
@@ -140,14 +141,15 @@ print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
 
 @dataclass(frozen=True)
 class RevisionsShown:
-    """The weight of each value [T] in the answer after the last token. alpha: the share that each token takes out."""
+    """The weight of each token's value in the last answer, [T]. alpha: the share of the old value each token
+    removes."""
 
     alpha: float
     counts: np.ndarray
 
 
 class Revisions(Sketch, name="revisions", words=WORDS):
-    """A bar for each token: the weight of its value in the last output, where all tokens write under one key."""
+    """A bar for each token: the weight of its value in the last output, if all tokens write under one key."""
 
     knobs, presets = _KNOBS, _PRESETS
     script = """import torch
@@ -161,7 +163,7 @@ print(torch.autograd.grad(o[0, -1].sum(), v)[0].flatten().tolist())
 
     @staticmethod
     def compute(alpha: float) -> RevisionsShown:
-        """The gradient of the last output with respect to every value: how much each contributes."""
+        """Return as weights the gradient of the last output with respect to every token's value."""
         k = torch.ones(1, _TOKENS, 1, 1, dtype=torch.float64)
         v = torch.ones_like(k, requires_grad=True)
         o = fused_recurrent_rwkv7(k, torch.zeros_like(k), k, v, -k, alpha * k).o

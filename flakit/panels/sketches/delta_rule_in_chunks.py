@@ -1,4 +1,4 @@
-"""The sketches of 09_delta_rule_in_chunks."""
+"""The sketches of lesson 09_delta_rule_in_chunks: the matrix of a chunk's edits and its inverse."""
 
 from dataclasses import dataclass
 
@@ -37,9 +37,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ChainedShown:
-    """The share of token j's edit that token i finds directly, [C, C], and its inverse, through all edits, [C, C].
-
-    spread: of the keys."""
+    """L [C, C], the share of token j's edit that token i finds directly, and its inverse (I - L)^-1 [C, C], through all
+    edits in between. spread: how different the keys are."""
 
     spread: float
     found: np.ndarray
@@ -47,7 +46,7 @@ class ChainedShown:
 
 
 class Chained(Sketch, name="chained", words=WORDS):
-    """The matrix of a chunk's edits beside its inverse."""
+    """The matrix L of a chunk's edits beside the inverse (I - L)^-1."""
 
     knobs = {"spread": lambda: number(0.0, 0.0, 5.0, "spread", 0.1, False)}
     presets = {"one token": {"spread": 0.0}, "much alike": {"spread": 0.3}, "different": {"spread": 3.0}}
@@ -93,7 +92,7 @@ print(inverse.invert(L, "substitution", "float64"))
 
 
 class Halved(Chained, name="halved"):
-    """The same, with the borders between the halves of the chunk and the names of its blocks."""
+    """`Chained`, with lines between the halves of the chunk and the names of the blocks."""
 
     def __init__(self, width: float):
         super().__init__(width)

@@ -1,4 +1,4 @@
-"""The sketches of 11_gsa."""
+"""The sketches of lesson 11_gsa: what slots hold, beside softmax attention, and the gate that makes them forget."""
 
 import math
 from dataclasses import dataclass
@@ -65,11 +65,10 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class SlotsShown:
-    """Tokens written in turn into slots that decay by e^gate at each write.
+    """Tokens written in turn into M slots, each of which decays by e^gate when it is written (gate: natural-log, <= 0).
 
     holds [M, T]: the share of each token in a slot after the last token; p [M]: the last query's weights of the slots;
-    weights [T]: its weights of the tokens; attention [T]: the weights of softmax attention over the last M tokens.
-    """
+    weights [T]: its weights of the tokens; attention [T]: the weights of softmax attention over the last M tokens."""
 
     gate: float
     holds: np.ndarray
@@ -79,12 +78,12 @@ class SlotsShown:
 
     @property
     def off(self) -> float:
-        """The relative L2 distance of the weights from those of attention."""
+        """The relative L2 distance between `weights` and `attention`."""
         return float(np.linalg.norm(self.weights - self.attention) / np.linalg.norm(self.attention))
 
 
 class Slots(Sketch, name="slots", words=WORDS):
-    """The content of the slots, and the weights of a query beside those of softmax attention."""
+    """A table of what each slot holds, and a query's weights of the tokens beside those of softmax attention."""
 
     knobs = {"gate": lambda: DecayKnob(0.0, "gate", stops=_GATES)}
     presets = {"nothing fades": {"gate": 0.0}, "wiped first": {"gate": float("-inf")}}
@@ -102,7 +101,7 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
 
     @staticmethod
     def compute(gate: float) -> SlotsShown:
-        """Values are unit vectors, so that a slot's values show how much of each token it holds."""
+        """Let the values be unit vectors, so that a slot's values show how much of each token it holds."""
         q, k = torch.randn(2, 1, _T, 1, _K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         v = torch.eye(_T, dtype=torch.float64)[None, :, None]
         s = torch.nn.functional.one_hot(torch.arange(_T) % _M, _M).double()[None, :, None]
@@ -164,8 +163,8 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
 
 @dataclass(frozen=True)
 class SlotGateShown:
-    """The model's output f, the gate (natural log) g computed from it, and the share left of a slot after 1, 2, … more
-    tokens, [_MORE]."""
+    """The model's output f, the gate g it makes (natural-log, <= 0), and the share left of a slot after 1 … N more
+    tokens, [N]."""
 
     f: float
     g: float
@@ -173,7 +172,7 @@ class SlotGateShown:
 
 
 class SlotGate(Sketch, name="slot_gate", words=WORDS):
-    """The gate over f, and the decay of a slot by it."""
+    """The gate as a function of f, and how a slot decays by it."""
 
     knobs = {"f": lambda: NumberKnob(0.0, "f", stops=_F, low=-_FIELD, high=_FIELD)}
     presets = {"fresh": {"f": 0.0}, "drifted": {"f": -20.0}}
@@ -187,7 +186,7 @@ for more in range(1, 41):
 
     @staticmethod
     def compute(f: float) -> SlotGateShown:
-        """One slot, in which the first token writes 1: its softmax is 1, so the output is its value."""
+        """Let the first token write 1 into a single slot: its softmax is 1, so each output is what is left of that."""
         g = _gate(torch.tensor(f, dtype=torch.float64))
         ones = torch.ones(1, _MORE + 1, 1, 1, dtype=torch.float64)
         s = ones.clone()

@@ -1,4 +1,4 @@
-"""The one-column sketch of 05_one_infinity."""
+"""The sketch "one_column" of lesson 05_one_infinity: one overflowing key and the gradient that it makes NaN."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class OneColumnShown:
-    """A chunk at one decay w: keys k, keys times their factors, dr computed and true, [C, K] each; exponents of the
-    factors [C]; and the lost share of every tensor, by name."""
+    """A chunk at one natural-log decay w: the keys, the keys times their factors, dr computed and true, [C, K] each;
+    the exponents of the factors [C]; and the share of non-finite values of each tensor, by name."""
 
     w: float
     k: np.ndarray
@@ -53,7 +53,7 @@ class OneColumnShown:
 
 
 class OneColumn(Sketch, name="one_column", words=WORDS):
-    """One infinite column, and the gradient that it destroys."""
+    """A map of the keys times their factors, in which one column is infinite, and a map of the gradient dr."""
 
     knobs = {"decay": lambda: DecayKnob(-1.39, "decay", stops=_STOPS, low=-3.0)}
     presets = {"fine": {"decay": -1.36}, "one column": {"decay": -1.39}, "o dies too": {"decay": -1.42}}

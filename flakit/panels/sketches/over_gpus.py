@@ -1,4 +1,4 @@
-"""The sketch of 17_over_gpus."""
+"""The sketch of lesson 17_over_gpus: one sequence over several ranks, processes with a GPU each."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ _HEADS, _CHANNELS = 32, 64  # of the calls in data/h100_ranks.json, K = V; input
 RANKS = [1, 2, 4, 8, 16]
 
 BARS = "walks", "sends", "holds"
-"""The quantities of a rank, in the order of the bars."""
+"""The quantities of a rank in the order of the bars: tokens it computes in sequence, bytes it sends, bytes it holds."""
 
 WORDS = Words() | {
     "ranks": {
@@ -61,11 +61,9 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RanksShown:
-    """left [ranks, ranks]: the share of what a rank wrote (column) that enters another one (row); NaN: none does.
-
-    tokens: of the call. each, written, transition: bytes of all inputs of a token, of what a rank writes into the
-    states, and of its transition, which acts on the states that enter.
-    """
+    """A sequence over ranks. left [ranks, ranks]: the share of what a rank (column) wrote that is left in the state
+    that enters another (row), NaN where nothing is. tokens: of the sequence. each: bytes of a token's inputs; written,
+    transition: bytes that a rank sends of what it writes into the state and of its effect on an entering state."""
 
     left: np.ndarray
     tokens: int
@@ -83,7 +81,7 @@ class RanksShown:
 
     @property
     def sends(self) -> int:
-        """Bytes sent to all others in the forward pass."""
+        """The bytes that a rank sends to all others in the forward pass."""
         return self.written + self.transition if self.ranks > 1 else 0
 
     @property
@@ -92,7 +90,8 @@ class RanksShown:
 
 
 class Ranks(Sketch, name="ranks", words=WORDS):
-    """The share that enters each rank, and the tokens and bytes of a rank."""
+    """A map of what is left of each rank's writing in the others' states, and bars for the tokens and bytes of a
+    rank."""
 
     knobs = {
         "ranks": lambda: steps(4, RANKS, "ranks"),
@@ -178,11 +177,10 @@ print("what is left of each rank's writing in the last one's state", shown.left[
 
 
 def slices(op: str, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return M [ranks, K, K] and N [ranks, K, V] of one head: a state S that enters a slice leaves it as M S + N.
+    """Return M [ranks, K, K] and N [ranks, K, V] of one head, float64: a slice turns an entering state S into M S + N.
 
-    The operator computes them with the slices as sequences. With values of zero it writes nothing, so it turns the
-    identity into M.
-    """
+    The operator computes them with the slices as packed sequences. With values of zero it writes nothing, so that it
+    turns the identity matrix into M."""
     run = OPERATORS[op].forms["recurrent"]
     x = inputs(op, T=_TOKENS, H=1, K=_K, decay=_DECAY, dtype=torch.float64)
     x |= {"cu_seqlens": torch.arange(0, _TOKENS + 1, _TOKENS // ranks), "output_final_state": True}

@@ -1,4 +1,4 @@
-"""The sketches of 02_rwkv6_backward."""
+"""The sketches of lesson 02_rwkv6_backward: both passes over a state, and how a growing state overflows."""
 
 import functools
 import math
@@ -88,8 +88,7 @@ WORDS = Words() | {
 class WalkShown:
     """Both passes of one head over T tokens up to a step: 0 … T-1 forward, then T … 2T-1 backward.
 
-    r, k, w: [T, K]; v, do: [T, V]. states: S_t, and gradients: D_t, after every token [T, K, V].
-    """
+    r, k, w: [T, K]; v, do: [T, V]. states: the state S_t after every token; gradients: D_t = dS_t, [T, K, V] each."""
 
     step: int
     r: np.ndarray
@@ -102,20 +101,20 @@ class WalkShown:
 
     @property
     def here(self) -> tuple[str, int]:
-        """The map that this step computes, "S" or "D", and its token."""
+        """The map that this step computes, "S" (state) or "D" (its gradient), and its token."""
         return ("S", self.step) if self.step < _TOKENS else ("D", 2 * _TOKENS - 1 - self.step)
 
     def there(self, name: str, t: int) -> bool:
-        """Whether a map has been computed by this step."""
+        """Return whether a map has been computed by this step."""
         return self.step >= (t if name == "S" else 2 * _TOKENS - 1 - t)
 
     def of(self, name: str) -> np.ndarray:
-        """Return the states S or the gradients D."""
+        """Return the states for "S" or their gradients for "D", [T, K, V]."""
         return self.states if name == "S" else self.gradients
 
 
 class Walk(Sketch, name="walking_back", words=WORDS):
-    """S from left to right, then D from right to left."""
+    """A map of the state S after each token, filled from left to right, then of its gradient D, from right to left."""
 
     knobs = {"step": lambda: integer(2 * _TOKENS - 1, 0, 2 * _TOKENS - 1, "step")}
     presets = {"forward, done": {"step": _TOKENS - 1}, "back, done": {"step": 2 * _TOKENS - 1}}
@@ -199,8 +198,8 @@ for t, (S, D) in enumerate(zip(shown.states, shown.gradients)):
 
 @dataclass(frozen=True)
 class GrowthShown:
-    """At one log decay, which may be positive, for S, D and dw by name: the largest true number at each token [T], and
-    whether all numbers there are finite in float32."""
+    """For a log decay w, which may be positive here, by "S", "D" and "dw": the largest true magnitude at each token
+    [T], and whether all values there are finite in float32, boolean [T]."""
 
     w: float
     sizes: Mapping[str, np.ndarray]
@@ -208,7 +207,7 @@ class GrowthShown:
 
 
 class Growth(Sketch, name="growth", words=WORDS):
-    """The size of S, D and dw over the tokens, against the end of float32."""
+    """The magnitude of the state S, its gradient D and dw over the tokens, against the largest float32 number."""
 
     knobs = {"w": lambda: number(0.5, -0.3, 0.8, "w", 0.05, False)}
     presets = {"fades": {"w": -0.1}, "grows": {"w": 0.4}, "overflows": {"w": 0.6}}
@@ -301,7 +300,7 @@ for step in reference.steps(**x, do=do):
 
 @functools.cache
 def _walk() -> dict:
-    """Return the arrays [T, …] of both passes over eight tokens, of which one writes and one reads."""
+    """Return the arrays of `WalkShown` by name for eight tokens, of which one writes and one reads."""
     x = {name: torch.zeros(1, _TOKENS, 1, 4) for name in ("r", "k")}
     x |= {name: torch.zeros(1, _TOKENS, 1, 5) for name in ("v", "do")}
     x["k"][:, WRITES], x["v"][:, WRITES] = 1.0, _WRITTEN

@@ -1,4 +1,4 @@
-"""The sketches of 01_rwkv6_forward."""
+"""The sketches of lesson 01_rwkv6_forward: how a query reads tokens, and how a state forgets them."""
 
 import math
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ReadingShown:
-    """A query [2], its scores [T] with `KEYS`, and the output [2]."""
+    """A query [2], its products with `KEYS` [T], and the output [2]."""
 
     query: np.ndarray
     scores: np.ndarray
@@ -61,7 +61,7 @@ class ReadingShown:
 
 
 class Reading(Sketch, name="reading", words=WORDS):
-    """A few tokens with two channels: arrows, products, output."""
+    """Arrows for the keys and the query of a few two-channel tokens, and bars for their products and the output."""
 
     knobs = {"direction": lambda: integer(0, 0, 345, "direction", 15)}
     presets = {"along channel 0": {"direction": 0}, "along channel 1": {"direction": 90}}
@@ -150,14 +150,14 @@ print("output", (KEYS @ query) @ VALUES)
 
 @dataclass(frozen=True)
 class ForgettingShown:
-    """A natural-log decay w, <= 0, and the share left [N] of what a token wrote after 1, 2, … N more tokens."""
+    """A natural-log decay w <= 0, and the share left of what a token wrote after 1 … N more tokens, [N]."""
 
     w: float
     left: np.ndarray
 
 
 class Forgetting(Sketch, name="forgetting", words=WORDS):
-    """The share left of what a token wrote, over the tokens read since, with a mark at one half."""
+    """The share left of what a token wrote as bars over the tokens read since, with a mark at one half."""
 
     knobs = {"w": lambda: DecayKnob(-0.1, "decay w", stops=_FORGETS)}
     presets = {"slow": {"w": -0.02}, "quick": {"w": -1.0}}
@@ -169,10 +169,9 @@ for more in range(1, 41):
 
     @staticmethod
     def compute(w: float) -> ForgettingShown:
-        """One token writes 1 into a state of one number, and later ones read what the decays between have left.
+        """Let one token write 1 into a state of one number; later tokens read what the decays in between have left.
 
-        A token reads before its own decay, so the next one still reads 1.
-        """
+        A token reads before its own decay, so that the next one still reads 1."""
         ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)
         k = ones.clone()
         k[:, 1:] = 0
@@ -216,5 +215,5 @@ for more in range(1, 41):
 
 
 def _half_life(w: float) -> float:
-    """Return the number of tokens until half is left."""
+    """Return the number of tokens after which half is left at a natural-log decay w; inf at 0."""
     return math.inf if w == 0 else math.log(2) / -w

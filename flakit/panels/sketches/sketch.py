@@ -1,4 +1,4 @@
-"""The definition of a sketch, and all that are defined."""
+"""The base class of sketches, small pictures with one or two knobs, and a table of all of them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,24 +9,25 @@ from ...figures.drawing import Drawing
 from ...language import Words
 
 SKETCHES: dict[str, type["Sketch"]] = {}
-"""All sketches by name; each enters itself when its lesson's module is imported."""
+"""All sketches by name; each is entered here when its lesson's module is imported."""
 
 
 class Sketch(Drawing):
-    """A small picture with one or two knobs: its words, the numbers at a setting, and how to draw and describe them."""
+    """A small picture with one or two knobs: its texts, the numbers at a setting, and how to draw and describe them."""
 
     words: Words
-    """Those of its name, as in `class Broken(Sketch, name="broken", words=WORDS)`; "alt" says what the picture is."""
+    """Its texts: `class Broken(Sketch, name="broken", words=WORDS)` takes WORDS["broken"]; "alt" describes the
+    picture."""
     knobs: Mapping[str, Callable[[], widgets.Widget]]
-    """One or two; "play" moves the first."""
+    """Functions that make its knobs, one or two, by name; "play" moves the first."""
     presets: Mapping[str, Mapping] = {}
     """Settings by the labels of their buttons."""
     script: str
-    """Python with the same numbers, with the knobs' names in braces."""
+    """A template of Python code that recomputes the numbers, with the knobs' names in braces."""
     random = False
-    """Whether the inputs are random, so that there is a seed."""
+    """Whether the inputs are random, so that the panel has a knob for the seed."""
     compute: Callable[..., Any]
-    """Return the arrays of a setting, which the methods of `Drawing` take."""
+    """A static method that returns the arrays of a setting, which the methods of `Drawing` take."""
 
     def __init_subclass__(cls, name: str, words: Words | None = None) -> None:
         super().__init_subclass__()

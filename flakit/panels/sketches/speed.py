@@ -1,4 +1,4 @@
-"""The sketches of 16_speed."""
+"""The sketches of lesson 16_speed: the roofline, the cost of storing states, and rare strong decays."""
 
 import functools
 import math
@@ -18,12 +18,12 @@ from .sketch import Sketch
 from .words import size
 
 _CHUNK = 16
-"""Tokens of the chunks that RWKV6's kernels take for this call."""
+"""Tokens per chunk in RWKV6's kernels for this call."""
 _ONE_IN = [n * 10**power for power in range(6, 2, -1) for n in (10, 5, 2)] + [1000]
 TOKENS, _HEADS = [1 << n for n in range(13)], (16, 32, 64, 128, 256, 512)
 
 MOVING, MULTIPLYING = style.LINES[0], style.LINES[1]
-"""Colour and dash of the time of memory traffic, and of matrix products."""
+"""Colour and dash of the time of memory traffic, and of the time of matrix products."""
 
 WORDS = Words() | {
     "roof": {
@@ -88,7 +88,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RoofShown:
-    """A call's minimal bytes and operations."""
+    """A call, and the least bytes that it must move and operations that it must do."""
 
     tokens: int
     K: int
@@ -101,13 +101,13 @@ class RoofShown:
 
     @property
     def ms(self) -> tuple[float, float]:
-        """Milliseconds of moving the bytes, and of the operations."""
+        """The milliseconds in which the device moves the bytes, and in which it does the operations."""
         copy_tb_s, tflops = peaks()
         return 1e-9 * self.bytes / copy_tb_s, 1e-9 * self.operations / tflops
 
 
 class Roof(Sketch, name="roof", words=WORDS):
-    """The roof with a call below it, and the two times of the call."""
+    """The roofline with a call below it, and bars for the call's time of bytes and time of operations."""
 
     knobs = {"tokens": lambda: steps(1, TOKENS, "tokens"), "K": lambda: steps(64, _HEADS, "channels K")}
     presets = {
@@ -127,7 +127,7 @@ print("operations per byte", call.intensity, "floor", floor, "ms")
 
     @staticmethod
     def compute(tokens: int, K: int) -> RoofShown:
-        """A call that reads a state and returns one."""
+        """Return the work of a call that reads a state and returns one."""
         call = work(_row() | {"T": tokens, "K": K, "V": K, "decode": True}, "forward")
         return RoofShown(tokens, K, call.bytes, call.operations)
 
@@ -180,10 +180,8 @@ print("operations per byte", call.intensity, "floor", floor, "ms")
 
 @dataclass(frozen=True)
 class KeptShown:
-    """For each chunk size of `TOKENS` [N]: bytes of the states, and milliseconds of moving these twice.
-
-    at: the index of the chosen size; itemsize: bytes per number of a state.
-    """
+    """For each chunk size of `TOKENS`, [N]: the bytes of the stored states, and the milliseconds to write and read
+    them. at: the index of the chosen size. itemsize: bytes per number of a state."""
 
     at: int
     itemsize: int
@@ -192,7 +190,7 @@ class KeptShown:
 
 
 class Kept(Sketch, name="kept", words=WORDS):
-    """Two times over the chunk size, and those of the chosen size."""
+    """The times to move the states and to multiply the pairs, over the chunk size, with a mark at the chosen one."""
 
     knobs = {
         "chunk": lambda: steps(32, TOKENS, "chunk C"),
@@ -260,10 +258,8 @@ print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["co
 
 @dataclass(frozen=True)
 class TailShown:
-    """The chunks that hold a steep gate, boolean [heads, chunks], where one gate in `one_in` is steep.
-
-    by_head: whether a head with any steep gate is computed the slow way as a whole, or only its steep chunks.
-    """
+    """The chunks that hold a steep gate, a decay too strong for the fast path, boolean [heads, chunks], if one gate in
+    `one_in` is steep. by_head: whether such a head is computed slowly as a whole, or only its steep chunks."""
 
     one_in: int
     by_head: bool
@@ -275,13 +271,13 @@ class TailShown:
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """The expected shares of steep gates, of chunks and heads that hold one, and of chunks computed slowly."""
+        """The expected shares of steep gates, of chunks and of heads that hold one, and of chunks computed slowly."""
         gates, chunks, heads = (-math.expm1(n * math.log1p(-1 / self.one_in)) for n in (1, *_gates()))
         return gates, chunks, heads, heads if self.by_head else chunks
 
 
 class Tail(Sketch, name="tail", words=WORDS):
-    """A map of the chunks of each head, and a bar for each share."""
+    """A map of each head's chunks, steep ones black and slow ones blue, and a bar for each expected share."""
 
     knobs = {
         "one_in": lambda: steps(1_000_000, [(f"{n:,}", n) for n in _ONE_IN], "one gate in"),
@@ -356,20 +352,20 @@ def _us(ms: float) -> str:
 
 @functools.cache
 def _row() -> dict:
-    """Return the recorded row of RWKV6 in a model's sizes."""
+    """Return the recorded row of RWKV6, chunked, at the sizes of a model: a dict with B, T, H, K, V and times."""
     call = {"op": "rwkv6", "form": "chunk", "who": "flakit", "B": 8, "decay": "rwkv6-init", "dtype": "bfloat16"}
     return dict(recorded.read("h200_speed").select(**call)[0])
 
 
 @functools.cache
 def peaks() -> tuple[float, float]:
-    """Return the peak rates of the recording's device: 10^12 bytes copied, and 10^12 operations, per second."""
+    """Return the recording device's peak rates per second: 10^12 bytes copied, and 10^12 operations."""
     meta = recorded.read("h200_speed").meta
     return meta["copy_tb_s"], meta["tflops"]
 
 
 def pair_times() -> np.ndarray:
-    """Return the milliseconds of the pairs inside chunks, for each chunk size of `TOKENS`."""
+    """Return the milliseconds to multiply the pairs inside chunks, for each chunk size of `TOKENS`, [N]."""
     # For every pair of tokens of a chunk: a score, and a product with the value.
     row = _row()
     pairs = [2 * row["B"] * row["T"] * row["H"] * C * (row["K"] + row["V"]) for C in TOKENS]
@@ -377,11 +373,11 @@ def pair_times() -> np.ndarray:
 
 
 def _floor() -> float:
-    """Return the milliseconds of the forward pass at its floor."""
+    """Return the milliseconds of the forward pass by the roofline: the least that the device allows."""
     return work(_row(), "forward").floor_ms(*peaks())
 
 
 def _gates() -> tuple[int, int]:
-    """Return the gates of a chunk, and of a head's full sequence."""
+    """Return the number of gates in a chunk, and in a head's full sequence."""
     row = _row()
     return _CHUNK * row["K"], row["T"] * row["K"]

@@ -1,4 +1,4 @@
-"""The sketches of 00_start_here."""
+"""The sketch of lesson 00_start_here: a gradient that a strong decay makes NaN."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class BrokenShown:
-    """One gradient, computed and true, [T, K] each; the non-finite share of every tensor, by name."""
+    """The gradient dr at one natural-log decay, computed and true, [T, K] each; non-finite shares of all tensors by
+    name."""
 
     decay: float
     computed: np.ndarray
@@ -47,7 +48,7 @@ class BrokenShown:
 
 
 class Broken(Sketch, name="broken", words=WORDS):
-    """A gradient beside its true values; the sentence names the broken tensors."""
+    """A map of a gradient beside its true values; the readout names the tensors that are not finite."""
 
     knobs = {"decay": lambda: DecayKnob(-1.0, "decay", stops=_BREAKS, low=-5.0)}
     presets = {"fine": {"decay": -1.33}, "broken": {"decay": -1.39}}

@@ -1,4 +1,4 @@
-"""The sketches of 10_state_tracking."""
+"""The sketches of lesson 10_state_tracking: swaps of three things, and states that a token reflects."""
 
 import functools
 import itertools
@@ -20,9 +20,9 @@ from .words import percent, short
 
 MOVES, READINGS, DECAY = 10, 16, -0.6
 TURNS = round(1 + math.exp(DECAY), 4)
-"""The α that reverses the state at this decay without changing its size."""
+"""The alpha that reverses the state along kappa at this decay without changing its size."""
 BEFORE, KAPPA = np.array([0.9, 0.3]), np.array([1.0, -1.0]) / math.sqrt(2)
-"""A column of a state [2], and the direction along which a token of "mirror" edits it."""
+"""A column of a state [2], and the unit vector along which a token of the sketch "mirror" edits it."""
 
 _SCRIPT = """import torch
 from flakit import fused_recurrent_rwkv7
@@ -88,7 +88,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class SwapsShown:
-    """The two places that each move swaps, [N, 2]; the thing in each place after 0, 1, … N moves, [N + 1, 3]."""
+    """The two places that each move swaps, [N, 2]; the thing in each place after 0 … N moves, [N + 1, 3]."""
 
     t: int  # moves so far
     moves: np.ndarray
@@ -96,7 +96,7 @@ class SwapsShown:
 
 
 class Swaps(Sketch, name="swaps", words=WORDS):
-    """Three things that change places, as lines."""
+    """Three things that swap places, each a line over the moves."""
 
     knobs = {"t": lambda: integer(0, 0, MOVES, "moves")}
     presets = {"begin": {"t": 0}, "end": {"t": MOVES}}
@@ -150,19 +150,20 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
 
 @dataclass(frozen=True)
 class MirrorShown:
-    """A column of a state [2] after one token without decay, which removes alpha of `BEFORE` along `KAPPA`."""
+    """A column of a state [2] after one token without decay, which removes alpha times the part of `BEFORE` along
+    `KAPPA`."""
 
     alpha: float
     after: np.ndarray
 
     @property
     def factor(self) -> float:
-        """The factor of the part along kappa."""
+        """The factor by which the token multiplies the part along kappa: 1 - alpha."""
         return float(KAPPA @ self.after / (KAPPA @ BEFORE))
 
 
 class Mirror(Sketch, name="mirror", words=WORDS):
-    """The effect of one token on a state of two rows: a plane, and the factor along kappa."""
+    """A plane with a column of a state before and after one token, and a scale of the factor along kappa."""
 
     knobs = {"alpha": lambda: number(0.0, 0.0, 2.0, "α", 0.125, log=False)}
     presets = {"forgets": {"alpha": 1.0}, "mirrors": {"alpha": 2.0}}
@@ -239,14 +240,15 @@ class Mirror(Sketch, name="mirror", words=WORDS):
 
 @dataclass(frozen=True)
 class AgainShown:
-    """The state along kappa, 1 at first, after 1, 2, … N readings of one token, [N]."""
+    """The part of the state along kappa, initially 1, after 1 … N readings of one token that removes alpha of it,
+    [N]."""
 
     alpha: float
     left: np.ndarray
 
 
 class Again(Sketch, name="again", words=WORDS):
-    """The size of what is left after each reading, its sign as a colour."""
+    """A bar for what is left along kappa after each reading, with its sign as the colour."""
 
     knobs = {
         "alpha": lambda: NumberKnob(1.0, "α", stops={*(round(0.1 * n, 1) for n in range(21)), TURNS}, low=0.0, high=2.0)
@@ -304,7 +306,7 @@ class Again(Sketch, name="again", words=WORDS):
 
 @functools.cache
 def _moves() -> tuple[np.ndarray, np.ndarray]:
-    """Return the places that each move swaps [N, 2], and the thing in each place after 0, 1, … N moves [N + 1, 3]."""
+    """Return the places that each move swaps [N, 2], and the thing in each place after 0 … N moves [N + 1, 3]."""
     task = Permutations(items=3)
     tokens, answers = task.batch(1, MOVES + 1, torch.Generator().manual_seed(1))
     orders = list(itertools.permutations(range(3)))
@@ -314,7 +316,9 @@ def _moves() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(column: torch.Tensor, kappa: torch.Tensor, w: float, alpha: float, times: int) -> torch.Tensor:
-    """Return a state of one column [K] after each of `times` readings of a token that writes nothing, [times, K]."""
+    """Return a state of one column [K] after each of `times` tokens that write nothing, [times, K].
+
+    kappa [K]: the direction they edit; w: their natural-log decay; alpha: the share that they remove along kappa."""
 
     def tokens(x: torch.Tensor) -> torch.Tensor:
         return x.expand(1, times, 1, len(x))

@@ -1,4 +1,4 @@
-"""The sketches of 12_states_and_shapes."""
+"""The sketch of lesson 12_states_and_shapes: a sequence cut in two, with and without its state handed over."""
 
 import functools
 from dataclasses import dataclass
@@ -42,17 +42,15 @@ WORDS = Words() | {
 }
 
 _LOW, _HIGH = 1e-9, 10.0
-"""The range of errors; smaller ones are drawn at the lower end."""
+"""The ends of the axis of errors; smaller errors are drawn at the lower end."""
 
 
 @dataclass(frozen=True)
 class PiecesShown:
-    """A sequence cut into two pieces before token `CUT`.
-
-    op: the operator's label. handed: the initial state of the second piece, "state", "detached" or "nothing".
-    o, dv: the error of each token [T], relative to the tensor's RMS. o_second, dv_first: relative L2 error of the
-    second piece's outputs and of the first piece's gradient. worst: the largest error of any tensor.
-    """
+    """A sequence cut into two pieces before token `CUT`. op: the operator's label. handed: the second piece's initial
+    state: "state", "detached" or "nothing". o, dv: errors of each token [T], relative to the tensor's RMS. o_second,
+    dv_first: relative L2 errors of the second piece's outputs and the first piece's gradient. worst: the largest of any
+    tensor."""
 
     op: str
     handed: str
@@ -64,7 +62,7 @@ class PiecesShown:
 
 
 class Pieces(Sketch, name="pieces", words=WORDS):
-    """Errors of the outputs and of a gradient along a sequence in two pieces."""
+    """The errors of the outputs and of the values' gradient along a sequence computed in two pieces."""
 
     knobs = {
         "handed": lambda: steps("nothing", {each: each for each in HANDED}, "handed on"),
@@ -131,6 +129,6 @@ for name in exact:
 
 @functools.cache
 def _uncut(op: str) -> tuple[dict, dict]:
-    """Return inputs, and the float64 results of the uncut sequence."""
+    """Return inputs by name, and the float64 truth of the uncut sequence: outputs and gradients by name."""
     x = inputs(op, T=_T, H=2, K=16)
     return x, truth(op, x, recurrence=False)

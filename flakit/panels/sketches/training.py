@@ -1,4 +1,4 @@
-"""The sketches of 13_training."""
+"""The sketches of lesson 13_training: means of means, clipped gradients, and a gate that drifts into overflow."""
 
 import functools
 import math
@@ -22,9 +22,9 @@ from .sketch import Sketch
 TARGETS = 12
 _BAD = ("5", "1000", "1e20", "inf", "NaN")
 _F = tuple(0.0 - f for f in (*range(0, 14), 14, 14.5, 14.7, 14.8, 14.9, 15, *range(16, 26)))
-"""Stops of f, dense where the kernel breaks."""
+"""Stops of the knob f, close together where the kernel breaks."""
 _SUMMED = padding.anchors(gate_drift.T)[0].tokens
-"""Tokens whose gates the largest exponent sums."""
+"""The number of tokens whose gates add up to the largest exponent."""
 
 WORDS = Words() | {
     "mean_of_means": {
@@ -75,7 +75,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class MeanOfMeansShown:
-    """The weight of each target's loss in the mean of two parts' means, and in the mean of all, [N] each."""
+    """The weight of each target's loss in the mean of two parts' means, and in the mean over all, [N] each."""
 
     cut: int
     averaged: np.ndarray
@@ -83,7 +83,7 @@ class MeanOfMeansShown:
 
 
 class MeanOfMeans(Sketch, name="mean_of_means", words=WORDS):
-    """The weight of each target if parts of different size count the same."""
+    """A bar for the weight of each target if two parts of different length count the same."""
 
     knobs = {"cut": lambda: integer(2, 1, TARGETS - 1, "cut after")}
     presets = {"in the middle": {"cut": TARGETS // 2}, "one and the rest": {"cut": 1}}
@@ -137,7 +137,7 @@ print(torch.autograd.grad(mean_of_means, losses)[0])
 
 @dataclass(frozen=True)
 class ClippingShown:
-    """Gradients [3, 3] before and after clipping their common norm to 1, and the norm before."""
+    """Gradients [3, 3] before and after their common norm is clipped to 1, and the norm before."""
 
     before: np.ndarray
     after: np.ndarray
@@ -145,7 +145,7 @@ class ClippingShown:
 
 
 class Clipping(Sketch, name="clipping", words=WORDS):
-    """Two tables of nine gradients, a number in each cell."""
+    """Two tables of nine gradients, before and after clipping, with a number in each cell."""
 
     knobs = {"bad": lambda: steps("5", _BAD, "gradient")}
     presets = {"one inf": {"bad": "inf"}, "one NaN": {"bad": "NaN"}}
@@ -196,8 +196,8 @@ print(after)
 
 @dataclass(frozen=True)
 class FProjShown:
-    """One value f for all tokens and slots: the gate and the largest exponent that it makes, ds computed and true
-    [T, M], and whether the output is finite."""
+    """For one f of all tokens and slots: its gate (natural-log, <= 0), the largest exponent of the kernel's factors,
+    the gradient ds computed and true [T, M], and whether the output is finite."""
 
     f: float
     gate: float
@@ -208,7 +208,7 @@ class FProjShown:
 
 
 class FProj(Sketch, name="f_proj", words=WORDS):
-    """The exponent over f with its limit, and the gradient that it destroys."""
+    """The largest exponent as a function of f with float32's limit, and the gradient ds, which it makes NaN beyond."""
 
     knobs = {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")}
     presets = {"fine": {"f": -14.7}, "first NaN": {"f": -14.8}, "at the clamp": {"f": -20.0}}
@@ -280,13 +280,13 @@ for name, tensor in padding.run(x).items():
 
 
 def _g(f: float) -> float:
-    """Return GSA's gate, as in the published model."""
+    """Return GSA's gate for the model's output f, as in the published model: logsigmoid(f) / 8."""
     return F.logsigmoid(torch.tensor(f, dtype=torch.float64)).item() / 8
 
 
 @functools.cache
 def _exponents() -> tuple[np.ndarray, np.ndarray]:
-    """Return the gate and the largest exponent of the faulty kernel at each stop of f, float32."""
+    """Return the gate and the faulty kernel's largest exponent at each stop of f, float32 [stops] each."""
     gates = torch.tensor([_g(f) for f in _F])
     exponents = gate_drift.exponents("gsa", gates[:, None, None, None].expand(-1, gate_drift.T, 1, 1))
     return gates.numpy(), exponents.flatten().float().numpy()

@@ -1,4 +1,4 @@
-"""Formatting that several sketches share."""
+"""Formatting of numbers and lists that several sketches share."""
 
 from ...language import say
 from ...numerics.words import number
@@ -23,7 +23,7 @@ def listed(names: list[str]) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in decimal units."""
+    """Format a number of bytes with a decimal unit, such as "1.5 MB"; below 1000 as a plain number."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if count >= unit:
             return f"{number(count / unit, 3)} {name}"
