@@ -1,6 +1,6 @@
 """Pictures of audits: each probe's worst error over its budget, the wrong elements of a tensor, the errors over time,
-and a matrix of faults and the probes that detect them. Never by colour alone: a failure is a cross, a non-finite value
-is hatched."""
+and a matrix of faults and the probes that detect them. No meaning lies in colour alone: a failure is a cross, a
+non-finite value is hatched."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,8 @@ _LOW, _HIGH = 1e-4, 1e4
 
 
 def shares(verdicts: Mapping[str, tuple[str, float]]) -> Picture:
-    """Draw a lane per probe: its worst error as a multiple of the budget. verdicts: (verdict, multiple) by probe."""
+    """Draw a lane per probe with its worst error as a multiple of the budget. verdicts: (verdict, multiple) by
+    probe."""
     failed = sum(verdict == FAIL for verdict, _ in verdicts.values())
     alt = f"{len(verdicts)} probes, {failed} of them failed: the worst figure of each beside what is allowed."
     height = 0.9 + 0.21 * len(verdicts)
@@ -64,8 +65,8 @@ _WORDS = {
 
 
 class ElementsFigure:
-    """One matrix of a tensor: computed values, true values and errors, wrong ones hatched, below a legend; or a message
-    instead. Persistent: `update` redraws in place."""
+    """One matrix of a tensor below a legend: computed values, true values and errors, the wrong elements hatched; or
+    only a message. `update` redraws it in place."""
 
     HEIGHT = 2.95
 
@@ -92,8 +93,9 @@ class ElementsFigure:
         self._parts = [*(heat.ax for heat in self.maps.values()), self._bar, self._key]
 
     def update(self, title: str, shown: Mapping[str, np.ndarray] | None, **labels: str) -> None:
-        """Redraw. shown: got, true, off and wrong, [rows, columns]; None: a message. labels: rows and columns, of the
-        axes, or words, the message."""
+        """Redraw. shown: matrices got, true, off (error / RMS) and wrong (boolean), [rows, columns], or None for the
+        message.
+        labels: rows and columns, the axes' labels, or words, the message."""
         self._title.set_text(title)
         self._words.set_text("" if shown is not None else labels["words"])
         for part in self._parts:
@@ -109,8 +111,8 @@ class ElementsFigure:
 
 
 def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
-    """Draw the error of each token over time. errors: relative to the tensor's RMS, inf where a value is not finite,
-    which is hatched. allowed: the budget, a dashed line."""
+    """Draw the error of each token over time. errors: [T], relative to the tensor's RMS; inf, which is hatched, where a
+    value is not finite. allowed: the budget, a dashed line."""
     errors = np.asarray(errors, dtype=np.float64)
     bad = ~np.isfinite(errors)
     alt = f"Errors of {name} over {len(errors)} tokens; {int(bad.sum())} of them are not finite."
@@ -135,7 +137,7 @@ def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
 def matrix(verdicts: Mapping[str, Mapping[str, str]]) -> Picture:
     """Draw a row per fault and a column per probe: a cross where the probe fails, a dot where it passes.
 
-    verdicts: by fault and probe. A line separates the kernels at the end that pass every probe."""
+    verdicts: by fault, then by probe. A line separates the kernels at the end that pass every probe."""
     probes = list(next(iter(verdicts.values())))
     missed = sum(FAIL not in row.values() for row in verdicts.values())
     alt = f"{len(verdicts)} kernels and {len(probes)} probes: {len(verdicts) - missed} of them fail at least one."

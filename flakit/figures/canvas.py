@@ -1,10 +1,10 @@
-"""A figure that is drawn again and again: what never changes is kept as pixels, what moves is drawn over it.
+"""A figure that is redrawn fast: what never changes is stored as pixels, and what moves is drawn over it.
 
     canvas = Canvas(9, 3)
     (line,) = canvas.moving(*ax.plot(x, y))
     line.set_ydata(…); canvas.png()
 
-Drawing axes, ticks and labels costs most of a redraw; blitting leaves them out and a redraw takes a few milliseconds.
+Axes, ticks and labels take most of the time of a redraw. Without them it takes a few milliseconds.
 """
 
 import struct
@@ -24,23 +24,23 @@ from ..language import say
 from . import style
 
 Box = tuple[float, float, float, float]
-"""Left, top, width and height of a part of a picture, as fractions of the picture's own."""
+"""Left, top, width and height of a part of a picture, as fractions of the picture's width and height."""
 
 WIDE = 9.0
 """The smallest width of a picture's wide layout, in inches."""
 
 FOR_LIGHT = {"needs_background": "light"}
-"""Metadata of an output whose picture is drawn for a light page; a dark JupyterLab then shows it by `DARK`."""
+"""Output metadata of a picture drawn for a light page; JupyterLab in a dark theme then applies `DARK` to it."""
 
 DARK = """[data-jp-theme-light="false"] :is(img.jp-needs-light-background, .flakit-stored img) {
   filter: invert(0.89) hue-rotate(180deg); background: none
 }"""
-"""Brightness turned round, hues kept: the style that panels and `flakit lab` bring."""
+"""CSS that inverts brightness and keeps hues in a dark theme; panels and `flakit lab` bring it."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a map that can be pointed at: the map's name, the row from above and the column from the left."""
+    """A cell that can be pointed at: the name of its map, the row from above and the column from the left."""
 
     map: str
     row: int
@@ -48,11 +48,10 @@ class Cell:
 
 
 class Canvas:
-    """A persistent figure of width x height inches with its moving artists.
+    """A figure of width x height inches that is redrawn in place, with the artists that move.
 
     Build axes on `.figure` inside `style.context()`. `png()` draws the artists passed to `moving` each time and those
-    passed to `labels` when they have changed. It draws all others only after `stale()`: call that when one changes.
-    """
+    passed to `labels` when they have changed. It draws all others only after `stale()`: call that when one changes."""
 
     def __init__(self, width: float, height: float, *, dpi: int = 100):
         with style.context():
@@ -66,21 +65,22 @@ class Canvas:
 
     @property
     def pixels(self) -> tuple[int, int]:
-        """Width and height of the picture in pixels."""
+        """The width and height of the picture in pixels."""
         return self._agg.get_width_height()
 
     def axes(self, left: float, top: float, width: float, height: float, **how) -> Axes:
-        """Add axes whose position and size are in inches, measured from the picture's upper left corner."""
+        """Add and return axes whose position and size are in inches from the picture's upper left corner. how: of
+        `add_axes`."""
         across, down = self.figure.get_size_inches()
         return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
 
     def text(self, x: float, y: float, words: str = "", **look) -> Text:
-        """Add a text at a place in inches, measured from the picture's upper left corner."""
+        """Add and return a text at a place in inches from the picture's upper left corner. look: its properties."""
         across, down = self.figure.get_size_inches()
         return self.figure.text(x / across, 1 - y / down, words, **look)
 
     def moving(self, *artists: Artist) -> tuple[Artist, ...]:
-        """Redraw these at every `png()`, in the order of their zorder; return them."""
+        """Redraw these artists at every `png()`, in the order of their zorder; return them."""
         for artist in artists:
             artist.set_animated(True)
             self._moving.append(artist)
@@ -89,11 +89,10 @@ class Canvas:
         return artists
 
     def labels(self, *artists: Artist) -> tuple[Artist, ...]:
-        """Redraw these texts and axes (`ax.xaxis`, `ax.yaxis`) when they have changed; return them.
+        """Redraw these texts and axes (`ax.xaxis`, `ax.yaxis`) only when they have changed; return them.
 
         Text is the slowest thing to draw: one that has not changed is restored as pixels. An axis is twice as fast with
-        `set_label_coords`: its label then is not placed anew behind the ticks.
-        """
+        `set_label_coords`, which spares matplotlib placing its label behind the ticks."""
         for artist in artists:
             artist.set_animated(True)
             self._labels[artist] = None
@@ -101,27 +100,28 @@ class Canvas:
         return artists
 
     def stale(self) -> None:
-        """Draw everything at the next `png()`, since something that does not move has changed."""
+        """Draw everything at the next `png()`. Call it when something that does not move has changed."""
         self._background = None
 
     # Cells that can be pointed at.
 
     def pointable(self, name: str, ax: Axes, rows: int, columns: int, edges: np.ndarray | None = None) -> None:
-        """Make axes a map, with a cell at every whole number: x from 0 to columns - 1, y from 0 to rows - 1.
+        """Make axes a map named `name`: a cell lies around every whole number, x from 0 to columns - 1, y from 0 to
+        rows - 1.
 
         edges: where columns begin and end, [columns + 1] increasing values of x; default: they are one unit wide.
-        `cell` ignores a map whose axes are not visible, or that has no cells.
-        """
+        `cell` ignores a map whose axes are not visible, or that has no cells."""
         self._maps[name] = ax, rows, columns
         self._edges[name] = np.arange(columns + 1) - 0.5 if edges is None else np.asarray(edges)
 
     @property
     def maps(self) -> Mapping[str, tuple[int, int]]:
-        """Rows and columns of every map that can be seen now, by name."""
+        """(rows, columns) of every visible map, by name."""
         return {name: (rows, columns) for name, (ax, rows, columns) in self._maps.items() if ax.get_visible()}
 
     def cell(self, x: float, y: float) -> Cell | None:
-        """Return the cell at a place: fractions of the picture's width and height from its upper left corner."""
+        """Return the cell at a place in fractions of the picture's width and height from its upper left corner; None
+        outside."""
         width, height = self.pixels
         for name, (rows, columns) in self.maps.items():
             ax, *_ = self._maps[name]
@@ -134,7 +134,8 @@ class Canvas:
         return None
 
     def box(self, name: str, row: int | None = None, column: int | None = None) -> Box:
-        """Return the place of a cell; of a row, a column or the map where the column, the row or both are None."""
+        """Return the place of a cell of a map; without column or row that of the whole row or column, without both of
+        the map."""
         ax, rows, columns = self._maps[name]
         edges = self._edges[name]
         first = edges[0 if column is None else column], (0 if row is None else row) - 0.5
@@ -146,7 +147,7 @@ class Canvas:
         return tuple(float(x) for x in box)
 
     def rgba(self) -> np.ndarray:
-        """Return the picture as [height, width, 4] bytes, valid until the next call."""
+        """Draw and return the picture as bytes [height, width, 4], which are valid until the next call."""
         with style.context():  # ticks made while drawing take their look from it
             if self._background is None:
                 for text in self.figure.findobj(Text):
@@ -165,7 +166,7 @@ class Canvas:
         return np.asarray(self._agg.buffer_rgba())
 
     def _drawn(self, artist: Artist):
-        """Draw a label and return its pixels, None if it has none."""
+        """Draw a label and return the pixels that it covers, None if it covers none."""
         if isinstance(artist, Text):
             style.readable(artist)
         self.figure.draw_artist(artist)
@@ -176,11 +177,10 @@ class Canvas:
         return box and self._agg.copy_from_bbox(box)
 
     def png(self, density: int = 1) -> bytes:
-        """Return the picture as PNG; quick rather than small.
+        """Draw and return the picture as PNG, encoded for speed rather than size.
 
-        density: dots for each of `pixels`, across and down. More than one, for a fine screen, redraws everything, which
-        takes several times as long.
-        """
+        density: dots for each of `pixels`, across and down. More than one, for a high-density screen, redraws
+        everything, which takes several times as long."""
         if density == 1:
             return _png(self.rgba())
         background, dpi = self._background, self.figure.dpi
@@ -197,11 +197,11 @@ class Canvas:
         return self.png()
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
-        """Return no data beside the PNG, and its metadata."""
+        """Return no further data beside the PNG, and the metadata of the PNG."""
         return {}, dict(FOR_LIGHT)
 
     def __repr__(self) -> str:
-        """Describe the picture by its titles, axes and legends, for those who do not see it."""
+        """Describe the picture by its titles, axes and legends, for readers who cannot see it."""
         parts = []
         for ax in self.figure.axes:
             titles = (ax.get_title(loc=place) for place in ("left", "center", "right"))
@@ -214,11 +214,10 @@ class Canvas:
 
 
 def _png(rgba: np.ndarray) -> bytes:
-    """Return [height, width, 4] bytes as PNG, without alpha and with unfiltered rows.
+    """Encode bytes [height, width, 4] as PNG, without alpha and with unfiltered rows.
 
-    Libraries choose a filter for every row. That takes three times as long, to write and to read, and gains nothing
-    for figures, in which most pixels have the colour of their neighbours.
-    """
+    Libraries choose a filter for every row. That takes three times as long, to write and to read, and gains nothing for
+    figures, in which most pixels have the colour of their neighbours."""
     height, width, _ = rgba.shape
     rows = np.zeros((height, 1 + 3 * width), np.uint8)
     for channel in range(3):

@@ -1,4 +1,4 @@
-"""Two models compared: the relative difference of each layer at each token, and where it exceeds the tolerance."""
+"""Two models compared: the relative difference of each layer at each token, and where it exceeds a tolerance."""
 
 from collections.abc import Mapping
 
@@ -18,14 +18,14 @@ WORDS = Words() | {
     "nothing": "plain grey: no difference",
 }
 _MOST = 40
-"""The largest number of layers; further ones are left out of the middle."""
+"""The largest number of layers that are drawn."""
 
 
 def draw(errors: Mapping[str, Tensor], tolerance: float) -> Picture:
-    """Draw the difference of each layer over the tokens; of over 40 layers those around the first beyond tolerance.
+    """Draw the difference of each layer over the tokens; of more than 40 layers those around the first beyond
+    tolerance.
 
-    errors: [T] by layer, inf where only one model is finite.
-    """
+    errors: relative differences [T] by layer, inf where only one of the models is finite."""
     names = list(errors)
     if len(names) > _MOST:
         first = next((n for n, x in enumerate(errors.values()) if (x > tolerance).any()), 0)

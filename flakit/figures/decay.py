@@ -37,7 +37,7 @@ WORDS = Words() | {
 
 
 class Onset(NamedTuple):
-    """The |log decay| at which a tensor becomes non-finite, by the law and measured; None: at none."""
+    """The |log decay| above which a tensor is non-finite, by the law and as measured; None where that never happens."""
 
     law: float | None
     measured: float | None
@@ -58,12 +58,11 @@ _NARROW = SimpleNamespace(
 
 
 class DecayFigure:
-    """Maps of one chunk at the top, of full tensors at the bottom. Persistent: `update` redraws in place.
+    """Maps of one chunk's exponents at the top, of full tensors at the bottom. `update` redraws in place.
 
-    tensors: labels of their columns by name, the output first. still: names of tensors without a time axis, which have
-    an onset but no map. Cells can be pointed at in the maps "read", "key", one per tensor by its name, and "onset", a
-    row per tensor.
-    """
+    tensors: label of the columns by tensor, the output first. still: tensors without a time axis, which have an onset
+    but no map. Cells can be pointed at in the maps "read", "key", one per tensor by its name, and "onset", a row per
+    tensor."""
 
     def __init__(self, tensors: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4):
         self.tensors = tuple(tensors)
@@ -84,7 +83,7 @@ class DecayFigure:
         self.canvas.labels(self._about, self._where)
 
     def _entitle(self, about: str, where: str) -> None:
-        """Set the title, a line in two parts: text is slow to draw, and the first part stays while the knob moves."""
+        """Set the title in two parts: text is slow to draw, and the first part does not change while the knob moves."""
         if self._about.get_text() != about:
             self._about.set_text(about)
             right = self._about.get_window_extent(self.canvas.figure.canvas.get_renderer()).x1
@@ -111,7 +110,7 @@ class DecayFigure:
         self._exponent_bar = self._pairs["read"].colorbar(self._axes(layout.bar, layout.upper, 8, layout.side), "")
 
     def _flag(self, name: str, ax: Axes) -> None:
-        """Add marks at an edge of a map that point at rows, of the key's exponents at columns, too few to be seen."""
+        """Add marks at a map's edge that point at rows (at columns for the key's exponents) too few to be seen."""
         look = {"linestyle": "", "color": style.BROKEN, "markersize": 4.5, "clip_on": False, "zorder": 6}
         if name == "key":
             line, edge = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look), 4 / ax.bbox.height
@@ -150,7 +149,7 @@ class DecayFigure:
         CellGrid(self.canvas, ax, "onset", len(rows), 1)
 
     def _onset_words(self, rows: np.ndarray) -> None:
-        """Write the title, the legend and, in the wide layout, the numbers at the right."""
+        """Write the onset chart's title and legend, and in the wide layout its numbers at the right."""
         layout = self.layout
         left, top, width = layout.overview
 
@@ -220,14 +219,14 @@ class DecayFigure:
         knob: str,
         now: float,
     ) -> None:
-        """Redraw.
+        """Redraw the picture for one setting.
 
-        title: the part that stays while the knob moves, and the knob's value.
+        title: the part that does not change while the knob moves, and the knob's value.
         factors: titles of the two exponents. exponents: [C, C] each, inf where e^x overflows. formed: the pairs that
         have exponents, boolean [C, C]. infinite: the rows of the first and the columns of the second with an infinite
         factor, boolean [C]. limit: ln of the format's largest number, the end of the exponents' scale.
-        tensors: [T, columns] by name. onsets: by tensor. knob: the label of the onset axis; now: its value.
-        """
+        tensors: [T, columns] by name. onsets: by tensor. knob: the label of the onset axis; now: its value, |log
+        decay|."""
         self._entitle(*title)
         norm = self._pairs["read"].colours.norm
         if norm.vmax != limit:
@@ -252,7 +251,8 @@ class DecayFigure:
         self._show_onsets(onsets, knob, now)
 
     def _point(self, name: str, bad: np.ndarray) -> None:
-        """Point at rows or columns that are not finite if they are few; a run of them gets one mark."""
+        """Mark the rows or columns that are not finite, if they are few; adjacent ones share a mark. bad: boolean, one
+        each."""
         line, edge = self._flags[name]
         few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
         line.set_visible(few)
@@ -306,7 +306,7 @@ class DecayFigure:
 
 
 def zoomed(onsets: list[float], now: float) -> tuple[float, float]:
-    """Return the ends of the scale to show: the cluster of onsets nearest to `now`."""
+    """Return the ends of the zoomed scale: the cluster of onsets nearest to `now`, or 0 … 100 without onsets."""
     if not onsets:
         return 0.0, 100.0
     groups = [[x] for x in sorted(onsets)[:1]]

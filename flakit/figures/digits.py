@@ -1,4 +1,4 @@
-"""Lines that lose digits: the source, and for each line the number of correct decimal digits before and after it."""
+"""Source lines that lose digits: for each the number of correct decimal digits going in and coming out."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,14 +21,14 @@ WORDS = Words() | {
     "budget": "what float32 should have",
     "more": "… and {n} lines that lost less",
 }
-"""The fixed texts of the picture."""
+"""The texts of the picture that do not depend on the data."""
 
 MOST = 8.0
-"""The end of the axis, in digits; float32 has 7.2. Larger numbers are drawn there."""
+"""The end of the axis in digits; larger numbers are drawn there. float32 has 7.2."""
 
 
 class Row(NamedTuple):
-    """A line of source, the correct digits of its operands and of its result (None: not measured), and whether it
+    """A source line, the correct decimal digits of its operands and of its result (None: not measured), and whether it
     causes a wrong result."""
 
     text: str
@@ -38,7 +38,8 @@ class Row(NamedTuple):
 
 
 class DigitsFigure:
-    """Persistent: `update` redraws in place. Rows can be pointed at in the map "lines". width: inches."""
+    """The picture of up to `lines` source lines, `width` inches wide. `update` redraws it in place. Rows can be pointed
+    at in the map "lines"."""
 
     def __init__(self, width: float = 9.4, lines: int = 13):
         self.wide, self._lines = width >= WIDE, lines
@@ -56,7 +57,7 @@ class DigitsFigure:
         self.canvas.labels(self._title, self._subtitle)
 
     def update(self, *, title: str, subtitle: str, rows: Sequence[Row], budget: float, more: int = 0) -> None:
-        """Redraw. rows: in the order of the source; budget: digits of float32; more: the number of lines left out."""
+        """Redraw. rows: in source order; budget: the digits that a float32 result should have; more: lines left out."""
         self._title.set_text(title)
         self._subtitle.set_text(cut(subtitle, 140 if self.wide else 90))
         shown = rows[: self._lines - (more > 0)]

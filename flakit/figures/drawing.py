@@ -1,4 +1,4 @@
-"""The contract of a picture that belongs to a case or a sketch: drawn once, redrawn in place, put into words."""
+"""The base class of a case's or sketch's picture, which is drawn once, redrawn in place, and described in sentences."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -10,11 +10,11 @@ from .canvas import Canvas, Cell
 class Drawing(ABC):
     """What a panel asks of a case's or a sketch's picture. `__init__` and `update` run inside `style.context()`.
 
-    `shown` holds the arrays of one setting: a frozen dataclass, from the case's `show` or the sketch's `compute`.
-    """
+    The argument `shown` holds the arrays of one setting: a frozen dataclass that the case's `show` or the sketch's
+    `compute` returns."""
 
     canvas: Canvas
-    """Made by `__init__`. The cells of its maps can be pointed at."""
+    """The canvas, which `__init__` makes. The cells of its maps can be pointed at."""
     _fixed: tuple | None = None
 
     def __init_subclass__(cls) -> None:
@@ -23,17 +23,15 @@ class Drawing(ABC):
 
     @abstractmethod
     def __init__(self, width: float):
-        """Draw, `width` inches wide, what no setting changes."""
+        """Draw what no setting changes, `width` inches wide."""
 
     @abstractmethod
     def update(self, shown: Any) -> None:
-        """Redraw in place; `canvas.png()` is the picture."""
+        """Redraw for a setting in place; `canvas.png()` is then the picture."""
 
     def changed(self, *values: object) -> bool:
-        """Return whether these values, on which the parts that do not move depend, differ from those of the last call.
-
-        If so, the next picture is drawn from scratch.
-        """
+        """Return whether any of these values, on which the parts that do not move depend, changed since the last call.
+        If so, the next picture is drawn from scratch."""
         if values == self._fixed:
             return False
         self._fixed = values
@@ -42,12 +40,12 @@ class Drawing(ABC):
 
     @abstractmethod
     def say(self, shown: Any) -> str:
-        """Return what the picture shows, in sentences: a panel's readout, and the words for those who do not see it."""
+        """Return sentences on what the picture shows: a panel's readout, and the text for readers who cannot see it."""
 
     @abstractmethod
     def arithmetic(self, shown: Any, cell: Cell) -> str:
-        """Return how the number in a cell comes about, in one line."""
+        """Return a line on how the number in a cell is computed."""
 
     def beside(self, shown: Any, cell: Cell) -> list[tuple[str, int | None, int | None]]:
-        """Return the places that light up with a cell: map, row and column, None for all of them."""
+        """Return the places to highlight with a cell: map, row and column (None: every row, every column)."""
         return []

@@ -10,15 +10,15 @@ from .plots import Picture
 
 GROWS = {"facecolor": "none", "hatch": "\\\\\\\\", "edgecolor": style.BLACK, "linewidth": 0.0}
 STRONGEST = -0.6065306597
-"""The strongest log decay of RWKV7; the weakest is 0."""
+"""The strongest natural-log decay of the published RWKV7, -e^-0.5; the weakest is 0."""
 
 
 def along_kappa(w: Sequence, ab: Sequence, eigenvalues: Sequence, *, height: float = 3.3) -> Picture:
     """Draw the eigenvalue along kappa, [len(ab), len(w)], for a decay shared by all channels.
 
-    w: natural-log decays, <= 0; ab: a . b, from 0 (no edit) to -2. Hatched where its size is above 1 and the state
-    grows; the frame marks the range of the published model, a . b from -1 to 0.
-    """
+    w: natural-log decays, <= 0; ab: a . b, from 0 (no edit) to -2. Hatched where the state grows, since the magnitude
+    is above 1; the frame marks the range of the published model, a . b from -1 to 0. Raises ValueError for another
+    shape."""
     w, ab, z = (np.asarray(x, dtype=np.float64) for x in (w, ab, eigenvalues))
     if z.shape != (len(ab), len(w)):
         raise ValueError(f"eigenvalues: expected [{len(ab)}, {len(w)}] like ab and w, got {list(z.shape)}")

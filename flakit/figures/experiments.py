@@ -1,4 +1,4 @@
-"""Steps of tuning: the expected and the measured time of each.
+"""Steps of kernel tuning: the expected and the measured time of each.
 
 experiments(recorded.read("h200_steps").select(op="rwkv6"))
 """
@@ -22,9 +22,8 @@ _EXPECTED = {"color": "white", "marker": "D", "markersize": 9, "markeredgecolor"
 def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDTH) -> Picture:
     """Draw a line per step: a kernel's time as a multiple of the time before, expected and measured.
 
-    rows: of the recording h200_steps. An expected time is a diamond; where a step was expected to be faster by an
-    unknown amount, the faster half of its line is shaded.
-    """
+    rows: of the recording h200_steps, at least one, else ValueError is raised. An expected time is a diamond; where a
+    step was expected to be faster by an unknown amount, the faster half of its line is shaded."""
     if not rows:
         raise ValueError("rows: expected at least one step, got none")
     several = len({row["op"] for row in rows}) > 1
@@ -67,7 +66,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
 
 
 def times(row: Mapping) -> tuple[float, float]:
-    """Return a step's time as a multiple of the time before, the lowest and the highest."""
+    """Return the lowest and the highest time after a step, as multiples of the time before."""
     if row["times"] is not None:
         low, high = row["times"]
         return low, high

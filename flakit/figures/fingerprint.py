@@ -1,4 +1,4 @@
-"""The fingerprints of faults: a row per cause, a column per tensor, and in each cell the kind of damage."""
+"""The table of faults: a row per cause, a column per tensor, and in each cell the kind of damage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ WORDS = Words() | {
 }
 
 ROW = 0.25
-"""Inches."""
+"""The height of a row in inches."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row: its name, the lesson, and the kind of each tensor: "ok", "wrong", "inf", "NaN" or None, unknown.
-
-    everywhere: whether every token of a tensor is of its kind. against: tensors that contradict what was seen."""
+    """A row: the cause's name, its lesson, and the state of each tensor: "ok", "wrong", "inf", "NaN" or None for
+    unknown. everywhere: whether that holds at every token of the tensor. against: whether it contradicts what the
+    reader saw."""
 
     name: str
     lesson: str
@@ -40,14 +40,13 @@ class Line:
 
 
 _WIDE = 8.0
-"""The smallest width, in inches, at which "some NaN" fits into a cell."""
+"""The smallest width in inches at which "some NaN" fits into a cell."""
 
 
 class Fingerprint:
-    """A matrix of `rows` lines, as wide as its canvas. Persistent: `update` redraws in place.
+    """A table of `rows` lines, as wide as its canvas. `update` redraws it in place.
 
-    columns: names of the tensors. seen: whether a row above the others shows what was seen.
-    """
+    columns: names of the tensors. seen: whether a row above the others shows what the reader saw."""
 
     def __init__(self, canvas: Canvas, columns: Sequence[str], rows: int, *, seen: bool = False):
         self.canvas, self._columns, self._rows = canvas, tuple(columns), rows
@@ -96,7 +95,8 @@ class Fingerprint:
         return {"ax": ax, "heat": heat, "wrong": Marked(self.canvas, ax, **style.LOST), "words": words}
 
     def update(self, lines: Sequence[Line], seen: Sequence[str | None] | None = None) -> None:
-        """Redraw. lines: at most `rows`; missing ones stay empty. seen: the kind of each tensor."""
+        """Redraw. lines: at most `rows`, the rest of the table stays empty. seen: each tensor's state as the reader saw
+        it."""
         blank = Line("", "", [None] * len(self._columns), [True] * len(self._columns))
         lines = [*lines, *[blank] * (self._rows - len(lines))]
         self._draw(self._map, lines)

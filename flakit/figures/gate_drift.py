@@ -1,4 +1,4 @@
-"""Training that drifts into a fault: the losses up to NaN, and the share of lost steps over the gates that cause it."""
+"""Training that drifts into a fault: the losses up to NaN, and the share of steps lost to the gates that cause it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ def fatal_run(
     end: int | None = None,
     window: int = 1,
 ) -> Picture:
-    """Draw losses by training step. A line that becomes NaN ends in an orange cross, and the legend gives the step.
+    """Draw losses in nats per byte by training step. A run that becomes NaN ends in an orange cross; the legend gives
+    the step.
 
     runs: by name, the index of the first step and the losses from there on. start, end: the range of steps.
-    window: steps per mean; the last window may be shorter.
-    """
+    window: steps per mean; the last window may be shorter."""
     ends = {name: _first_nan(losses) for name, (_, losses) in runs.items()}
     died = {name: first + ends[name] for name, (first, _) in runs.items() if ends[name] is not None}
     labels = {name: WORDS.say("died", name=name, step=died[name]) if name in died else name for name in runs}
@@ -51,7 +51,7 @@ def fatal_run(
 
 
 def _means(first: int, values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle and the mean of each window."""
+    """Return the middle step and the mean loss of each window, [windows] each."""
     y = np.asarray(values, dtype=np.float64)
     parts = [y[n : n + window] for n in range(0, len(y), window)]
     x = [first + n * window + (len(part) - 1) / 2 for n, part in enumerate(parts)]
@@ -72,9 +72,9 @@ def lost_steps(
 ) -> Picture:
     """Draw a column per name: at the top the share of lost steps, at the bottom the exponents of one run and the law.
 
-    columns: by name and line, the share of lost steps in each window of `window` steps. gates: by the same names, the
-    0, 10, 50, 90 and 100% quantiles of the exponents, [steps, 5]. limit: the exponent beyond which a step is lost.
-    """
+    columns: by name, then by line, the share of lost steps in each window of `window` steps. gates: by the same names
+    (else ValueError is raised), the 0, 10, 50, 90 and 100% quantiles of the exponents, [steps, 5]. limit: the exponent
+    beyond which a step's gradient is NaN, so that the step is lost."""
     if list(columns) != list(gates):
         raise ValueError(f"gates: expected the names {', '.join(columns)}, got {', '.join(gates)}")
     words = [f"{name}: lost steps of {', '.join(lines)}" for name, lines in columns.items()]

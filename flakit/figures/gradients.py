@@ -29,7 +29,8 @@ WORDS = Words() | {
 }
 
 ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
-"""The maps: of the dots, a row per series and tensor; of each plot, a column per whole number of x."""
+"""The maps to point at: the dots, with a row per tensor and series; and each plot, with a column per whole number of
+x."""
 
 
 class Curves(NamedTuple):
@@ -47,7 +48,8 @@ class Curves(NamedTuple):
 
 
 class GradientFigure:
-    """Persistent: `update` redraws in place. series gives the words shown for each name."""
+    """Dots for the errors of every tensor, and two plots beside them. `update` redraws in place. series: at most 3
+    names with the text shown for each, else ValueError is raised."""
 
     def __init__(self, series: Mapping[str, str], tensors: Sequence[str], width: float = 9.4):
         if len(series) > len(_LOOKS):
@@ -121,11 +123,10 @@ class GradientFigure:
         rounding: float | None,
         curves: Sequence[Curves],
     ) -> None:
-        """where: what ran where, and when if not now. measure: what the errors are, in words.
+        """Redraw. where: the device that measured, and the date of a recording. measure: what the errors are.
 
-        errors: by (series, tensor), absent where a series has none.
-        rounding: the error that storing the exact result would have, None where that is not known.
-        """
+        errors: by (series, tensor); missing where a series has none. rounding: the error that merely storing the exact
+        result would have, None where that is not known. curves: of the upper and the lower plot."""
         self._title.set_text(title)
         self._where.set_text(where)
         self._measure.set_text(measure)
@@ -142,7 +143,7 @@ class GradientFigure:
 
 
 class _Plot:
-    """The errors of every series along one axis; its scales follow the data."""
+    """The errors of every series along one axis, whose scales follow the data."""
 
     def __init__(self, canvas: Canvas, ax, series: Sequence[str], name: str, *, wide: bool):
         self.ax, self.series, self._wide = ax, series, wide
@@ -222,7 +223,7 @@ class _Plot:
             axis.set_major_formatter((lambda value, _: shown.x[round(value)]) if names else "{x:g}")
 
     def _scale_y(self, low: float, high: float, exact: bool) -> None:
-        """Set the decades, and above them a band for non-finite errors."""
+        """Set the range of decades, with a band above it for non-finite errors. exact: every error is 0 or infinite."""
         self.ax.set_ylim(low - 0.04 * (high - low), high + (high - low) / 6)
         step = next(n for n in (1, 2, 3, 5, 10, 20, 50, 100) if (high - low) / n <= self._decades_shown or n == 100)
         ticks = [low] if exact else np.arange(np.ceil(low / step) * step, high + 0.5, step)
@@ -231,7 +232,7 @@ class _Plot:
 
 
 def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:
-    """Return the decades around the finite errors, and whether all errors are 0 or infinite."""
+    """Return the lowest and highest power of ten of the finite errors, and whether all errors are 0 or infinite."""
     logs = np.log10([e for e in errors if 0 < e < np.inf])
     if not logs.size:
         return 0.0, 1.0, bool(len(errors))
@@ -241,7 +242,7 @@ def _decades(errors: Sequence[float]) -> tuple[float, float, bool]:
 
 
 def _place(error: float) -> float:
-    """Return the position of an error on the scale of the dots."""
+    """Return an error's position on the scale of the dots: log10, or a place of its own if it is 0 or infinite."""
     if not np.isfinite(error):
         return _NON_FINITE
     if error == 0:

@@ -1,4 +1,5 @@
-"""The headroom of decays: their histogram, and below it the largest exponent of each kernel, against the laws."""
+"""The headroom of decays: their histogram, and below it each kernel's largest exponent beside the largest finite
+one."""
 
 from collections.abc import Sequence
 
@@ -32,11 +33,12 @@ WORDS = Words() | {
 }
 
 LANES = "kernels"
-"""The map: a row per kernel."""
+"""The map to point at: a row per kernel."""
 
 
 class HeadroomFigure:
-    """Persistent: `update` redraws in place. kernels: the label of each lane, from top to bottom."""
+    """A histogram of decays above a lane per kernel. `update` redraws in place. kernels: the lanes' labels from
+    above."""
 
     def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)
@@ -99,11 +101,11 @@ class HeadroomFigure:
         limits: Sequence[float],
         uniform: Sequence[float],
     ) -> None:
-        """Redraw. edges, counts: of the histogram of log10 |w|, [bins + 1] and [bins]. limit: ln(max) of the format.
+        """Redraw. edges, counts: of the histogram of log10 |w|, [bins + 1] and [bins]. limit: ln of the format's
+        largest number.
 
-        exponents, limits, uniform: by kernel, its largest exponent (0: none is positive), the largest one that is
-        finite, and the uniform |w| that the law allows, inf if any.
-        """
+        exponents, limits, uniform: for each kernel its largest exponent (0: none is positive), the largest one that is
+        finite, and the largest |w| of all tokens that the law allows, inf if it allows any."""
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
         edges, heights = np.clip(edges, _WEAKEST, _STRONGEST), np.asarray(counts) / (max(counts) or 1)
@@ -126,7 +128,9 @@ class HeadroomFigure:
 
 
 def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) -> str:
-    """Return the text of a lane."""
+    """Return the text at the end of a kernel's lane: that it breaks, how much it holds, or that it cannot break.
+
+    exponent, limit, uniform: as in `HeadroomFigure.update`, of one kernel. wide: the long text."""
     if not exponent:
         return WORDS["never" if uniform == np.inf else "short"][wide]
     if exponent > limit:

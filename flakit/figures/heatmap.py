@@ -1,4 +1,5 @@
-"""A matrix as coloured cells, redrawn in place; NaN and inf cells are hatched so that colour alone never tells."""
+"""A matrix as coloured cells, redrawn in place. NaN and inf cells are hatched, so that colour alone carries no
+meaning."""
 
 import numpy as np
 from matplotlib import colormaps
@@ -14,11 +15,12 @@ from . import style
 from .canvas import Canvas
 
 LEAST = 4
-"""Pixels: what is broken is drawn no thinner."""
+"""Pixels: cells that are NaN or inf are drawn no thinner than this."""
 
 
 class _Cells(Artist):
-    """Bytes [rows, columns, 4] that fill their axes, a flat rectangle a cell: `imshow`, but in a tenth of its time."""
+    """An artist that fills its axes with bytes [rows, columns, 4], a flat rectangle per cell; ten times as fast as
+    `imshow`."""
 
     picture = np.zeros((1, 1, 4), np.uint8)
 
@@ -33,13 +35,13 @@ class _Cells(Artist):
 
 
 class HeatMap:
-    """Cells of `ax`, row 0 on top, one unit a cell with its index at the centre.
+    """A matrix drawn into `ax`, row 0 on top, one unit per cell with its index at the centre.
 
-    `update` colours values between vmin and vmax; finite values beyond take the end's colour.
-    rows_vary: another number of rows redraws the row axis alone, not the whole figure.
-    name: its cells can be pointed at under this name (`Canvas.cell`).
-    NaN and infinities are drawn at least `LEAST` pixels wide and high, over their neighbours where cells are smaller.
-    """
+    `update` colours values between vmin and vmax; finite values beyond them take the colour of that end.
+    rows_vary: whether a new number of rows redraws only the row axis, not the whole figure.
+    name: the map under which its cells can be pointed at (`Canvas.cell`), None for none.
+    NaN and infinities are drawn at least `LEAST` pixels wide and high, over their neighbours where cells are
+    smaller."""
 
     def __init__(
         self,
@@ -67,15 +69,15 @@ class HeatMap:
             canvas.labels(ax.yaxis)
 
     def colorbar(self, cax: Axes, label: str, **kwargs) -> Colorbar:
-        """Add a scale of the colours in axes of its own."""
+        """Draw the scale of the colours into the axes `cax`; kwargs: of `Figure.colorbar`."""
         return self.canvas.figure.colorbar(self.colours, cax=cax, label=label, **kwargs)
 
     def update(self, values: np.ndarray, empty: np.ndarray | None = None, finite: np.ndarray | None = None) -> None:
-        """Show values [rows, columns]. Cells where `empty` is true hold nothing, where `finite` an unknown number.
+        """Show values [rows, columns]. Cells where `empty` is true have no value, where `finite` is true an unknown
+        finite one.
 
         A matrix with more cells than pixels is pooled: each pixel shows the largest value under it, and is hatched if
-        any cell under it is non-finite, so that a single bad row cannot be lost.
-        """
+        any cell under it is non-finite, so that a single bad row cannot be lost."""
         values = np.asarray(values)
         rows, columns = values.shape
         empty, finite = (np.zeros(values.shape, bool) if mask is None else np.asarray(mask) for mask in (empty, finite))
@@ -111,7 +113,7 @@ class HeatMap:
                 self._hatched[kind].set_path(outline(mask, scale, thinnest(self.ax)))
 
     def _coloured(self, values: np.ndarray) -> np.ndarray:
-        """Return the colours of finite values as [rows, columns, 4] bytes."""
+        """Return the colours of finite values [rows, columns] as bytes [rows, columns, 4]."""
         low, high = self.colours.get_clim()
         with np.errstate(over="ignore"):  # of a value far beyond the scale
             place = (values - low) / (high - low)
@@ -119,7 +121,8 @@ class HeatMap:
 
 
 def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
-    """Return the largest of each run of cells along `axis`, so that at most `most` remain."""
+    """Return the largest value of each run of cells along `axis`, with runs so long that at most `most` values
+    remain."""
     if x.shape[axis] <= most:
         return x
     starts = np.unique(np.linspace(0, x.shape[axis], most, endpoint=False).astype(int))
@@ -127,17 +130,16 @@ def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
 
 
 def thinnest(ax: Axes) -> np.ndarray:
-    """Return `LEAST` pixels across and down, in units of the axes."""
+    """Return the width and height of `LEAST` pixels in units of the axes, [2]."""
     (left, bottom), (right, top) = ax.transData.inverted().transform([(0, 0), (LEAST, LEAST)])
     return np.abs([right - left, top - bottom])
 
 
 def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
-    """Return one path around the true cells, as a rectangle for each run along a row.
+    """Return one path around the true cells of a boolean matrix, as a rectangle for each run along a row.
 
-    Areas thinner than `least` are widened to it about their middle; the corners of larger ones stay as they are.
-    scale: how wide and how high a cell is; all in units of the axes.
-    """
+    Areas thinner than `least` are widened to it about their middle; larger ones keep their corners. scale: width and
+    height of a cell; least: of the thinnest area; both [2], in units of the axes."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     row, start = np.nonzero(edges == 1)
     _, stop = np.nonzero(edges == -1)
@@ -149,15 +151,15 @@ def outline(mask: np.ndarray, scale: np.ndarray, least: np.ndarray) -> Path:
 
 
 def boxes(left: np.ndarray, right: np.ndarray, low: np.ndarray, high: np.ndarray) -> Path:
-    """Return rectangles as one path, from the positions of their edges: [N], or a number for all."""
+    """Return rectangles as one path, from the positions of their edges: [N] each, or a number for all."""
     left, right, low, high = np.broadcast_arrays(left, right, low, high)
     corners = np.array([(left, low), (right, low), (right, high), (left, high)])
     return Path.make_compound_path_from_polys(corners.transpose(2, 0, 1))
 
 
 def _extent(mask: np.ndarray) -> np.ndarray:
-    """Return the cells across and down, [2, runs], of the area around each run along a row: the largest that its cells
-    reach by going down or up and then along a row."""
+    """Return, for each run of true cells along a row, the width and height [2, runs] in cells of the area around it:
+    the largest that its cells reach by going down or up and then along a row."""
     along, down = _runs(mask), _runs(mask.T).T
     cells = along[mask] - 1, down[mask] - 1
     widths, heights = (np.bincount(runs) for runs in cells)
@@ -170,6 +172,6 @@ def _extent(mask: np.ndarray) -> np.ndarray:
 
 
 def _runs(mask: np.ndarray) -> np.ndarray:
-    """Number the runs of true cells along rows, from 1, in the order in which they are read."""
+    """Number the runs of true cells along rows from 1, row by row; 0 where a cell is false."""
     begins = mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]
     return begins.ravel().cumsum().reshape(mask.shape) * mask

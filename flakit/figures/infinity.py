@@ -1,5 +1,5 @@
-"""A chunk as a matrix product: a row per token and a column per key, a factor on each side, their products in between
-and the result at the right, every number printed. And the part of each tensor that is lost."""
+"""A chunk as a matrix product with every number printed: a row per token, a column per key, a factor on each side,
+their products in between and the result at the right. And the share of each tensor that is non-finite."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,18 +21,18 @@ _CELL, _ROW, _FACTOR, _RESULT = 40, 25, 40, 40
 _LEFT, _TOP, _GAP = 58, 58, 5
 
 CHUNKS = ("left chunk", "right chunk")
-"""The maps of `LossFigure`: a row per tensor."""
+"""The maps of `LossFigure` to point at: a row per tensor."""
 
 LIT = {"edgecolor": style.BLUE, "facecolor": "none", "linewidth": 2.6}
 """The frame of the cell that a sentence explains; the highlighted term of the formula has the same colour."""
 
 _DIMMED = {"facecolor": "white", "edgecolor": "none", "alpha": 0.65}
-"""A veil over numbers that play no part in a step."""
+"""A translucent cover over numbers that play no part in a step."""
 
 
 def rounded(x: float, digits: int) -> str:
-    """Return a number with `digits` digits. A tie is decided by the number as printed, not by float32's rounding error,
-    which depends on how it was computed.
+    """Format a number with `digits` digits. A tie is decided by the decimal digits, not by float32's rounding error,
+    which depends on how the number was computed.
 
     >>> rounded(0.19499999, 2), rounded(0.195, 2), rounded(9.9e4, 2), rounded(-1.2e-7, 2)
     ('0.2', '0.2', '9.9e4', '-1.2e-7')
@@ -42,7 +42,7 @@ def rounded(x: float, digits: int) -> str:
 
 
 def short(x: float) -> str:
-    """Return a number in at most six characters.
+    """Format a number in at most six characters.
 
     >>> short(float("inf")), short(9.1e-42), short(-0.195), short(0.0331), short(0.0), short(7.0)
     ('inf', '9e-42', '-.195', '0.033', '0', '7')
@@ -58,16 +58,15 @@ def short(x: float) -> str:
 
 
 def _raised(x: float) -> str:
-    """Return a number in superscript characters: mathematical text would take most of a redraw."""
+    """Format a number in superscript characters: a formula of matplotlib would take most of a redraw."""
     # The decimal point is the Canadian syllabics' middle dot: the usual one hangs low and reads like a comma.
     return f"{x:.4g}".translate(str.maketrans("-.0123456789", "⁻\u1427⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 class _Numbers(Artist):
-    """A string centred in every cell [rows, columns] of its axes; cells are a whole number of pixels wide and high.
+    """An artist that prints a string in each cell [rows, columns] of its axes; cells are whole pixels wide and high.
 
-    Each distinct string is rendered once and then copied: a hundred texts would cost ten times the rest of a redraw.
-    """
+    Each distinct string is rendered once and then copied: a hundred texts would cost ten times the rest of a redraw."""
 
     def __init__(self, rows: int, columns: int, width: int, height: int):
         super().__init__()
@@ -100,12 +99,12 @@ class _Numbers(Artist):
 
 
 def _legend(canvas: Canvas, handles: Sequence[Patch], **where) -> None:
-    """Add the legend of the hatches in a corner of the picture."""
+    """Add the legend of the hatches; where: its place, as in `Figure.legend`."""
     canvas.figure.legend(handles=handles, ncols=len(handles), borderaxespad=0.2, columnspacing=1.2, **where)
 
 
 class WayFigure:
-    """The picture of a chunk of C tokens, with K result columns. Persistent: `update` redraws in place."""
+    """The picture of a chunk of C tokens whose result has K columns. `update` redraws it in place."""
 
     def __init__(self, C: int, K: int):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
@@ -176,9 +175,8 @@ class WayFigure:
 
         exponents: of the tokens' and of the keys' factors, [C] each.
         values: "key" [C], "read" [C], "pairs" [C, C], "result" [C, K]; missing, None or masked: not computed yet.
-        words: a label of each. lit: the cell (row, column) of each to frame.
-        diagonal: whether to draw the border between past and future pairs. dim: whether to veil both factors.
-        """
+        words: a label for each of these. lit: by name, the cell (row, column) to frame.
+        diagonal: whether to draw the border between past and future pairs. dim: whether to veil both factors."""
         for texts, each, space in zip(self._exponents, exponents, (" ", "\n"), strict=True):
             for n, (text, exponent) in enumerate(zip(texts, each, strict=True)):
                 text.set_text(f"{n}{space}e{_raised(exponent)}")
@@ -196,7 +194,7 @@ class WayFigure:
             cover.set_visible(dim)
 
     def printed(self, cell: Cell) -> bool:
-        """Whether a cell holds a number."""
+        """Return whether a cell holds a number."""
         return bool(self._numbers[cell.map].strings[cell.row, cell.column])
 
     def _show(self, name: str, x: np.ma.MaskedArray) -> None:
@@ -209,7 +207,8 @@ class WayFigure:
 
 
 class LossFigure:
-    """The lost part of each tensor, a bar per chunk: infinities in the first row, NaN as well in the others."""
+    """Bars for the lost share of each tensor in two chunks: of infinities in the first row, also of NaN in the
+    others."""
 
     def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
@@ -238,7 +237,7 @@ class LossFigure:
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
 
     def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]) -> None:
-        """Redraw the bars. titles: one per chunk. shares, labels: [chunk][tensor], fractions of 1 and their texts."""
+        """Redraw. titles: one per chunk. shares, labels: [chunk][tensor], the lost shares (0 … 1) and their texts."""
         for n, (title, share, words) in enumerate(zip(titles, shares, labels, strict=True)):
             self._titles[n].set_text(title)
             for bar, text, x, word in zip(self._bars[n], self._shares[n], share, words, strict=True):

@@ -1,4 +1,4 @@
-"""Loss by training step for several models, a panel per initialization and a line per seed."""
+"""Loss by training step for several models: a panel per initialization and a line per seed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from . import style
 from .plots import Picture
 
 Lines = Mapping[str, Mapping[int, Sequence[float]]]
-"""Losses by name and seed."""
+"""Losses, one per training step, by model and seed."""
 
 
 def loss_curves(
@@ -21,8 +21,8 @@ def loss_curves(
 ) -> Picture:
     """Draw panels side by side with the same logarithmic axes. All seeds of a model share colour and dash.
 
-    steps: the training step of each loss, the same for all. levels: named horizontal lines.
-    """
+    steps: the training step of each loss, the same for all. levels: horizontal lines by name. Raises ValueError without
+    panels, for more than seven models, or for losses that do not match steps."""
     if not panels:
         raise ValueError("panels: expected at least one, got none")
     for name, lines in panels.items():

@@ -1,10 +1,8 @@
-"""Rows of maps, declared: for each map its array, its colours, its empty cells and its wrong ones.
+"""A row of matrices, each declared as a `Map`: its array, its colours, its empty cells and its wrong ones.
 
-    maps = Maps(canvas, {"exp": Map("after exp", powers(-9, 9)), "masked": Map("after the mask", powers(-9, 9))},
-                left=0.5, top=0.4, size=(2, 2), rows="output i", columns="key j")
-    maps.update(shown)
-
-Pictures differ in their maps, not in how a row of them is drawn.
+maps = Maps(canvas, {"exp": Map("after exp", powers(-9, 9)), "masked": Map("after the mask", powers(-9, 9))},
+            left=0.5, top=0.4, size=(2, 2), rows="output i", columns="key j")
+maps.update(shown)
 """
 
 import functools
@@ -23,7 +21,7 @@ from .marks import Marked, NonFiniteRings, Ring, whole_ticks
 
 @dataclass(frozen=True)
 class Scale:
-    """A colour scale: the colour map and its ends. log: colours follow log10 of the absolute value."""
+    """A colour scale: the colour map and the values at its ends. log: colours show log10 of the absolute value."""
 
     cmap: str
     low: float
@@ -31,7 +29,7 @@ class Scale:
     log: bool = False
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """Return the values to colour; infinities and NaN are unchanged."""
+        """Return the values to colour: x, or with log log10 |x|, at least `low`. Infinities and NaN stay non-finite."""
         if not self.log:
             return x
         sizes = np.abs(x)
@@ -40,36 +38,36 @@ class Scale:
 
 
 def signed(end: float = 1.0) -> Scale:
-    """The scale of signed numbers, from -end to end."""
+    """Return the scale of signed numbers from -end to end."""
     return Scale(style.SIGNED, -end, end)
 
 
 def sizes(low: float = 0.0, high: float = 1.0) -> Scale:
-    """The scale of numbers of one sign, from low to high."""
+    """Return the scale of numbers of one sign from low to high."""
     return Scale(style.MAGNITUDE, low, high)
 
 
 def powers(low: float, high: float) -> Scale:
-    """The logarithmic scale of absolute values, from 10^low to 10^high."""
+    """Return the logarithmic scale of absolute values from 10^low to 10^high."""
     return Scale(style.MAGNITUDE, low, high, log=True)
 
 
 FUTURE = "future"
-"""Empty above the diagonal, where a token would read a later one."""
+"""Value of `Map.empty`: cells above the diagonal, where a token would read a later one."""
 ITSELF = "itself"
-"""Empty on the diagonal as well."""
+"""Value of `Map.empty`: cells on the diagonal, too."""
 
 
 @dataclass(frozen=True)
 class Map:
-    """One map of a row.
+    """One matrix of a row.
 
     array: the attribute of `shown` to draw, [rows, columns]; default: the map's own name.
     across: whether the array is [T, channels]; tokens then run from left to right.
-    empty: FUTURE, ITSELF or an attribute of booleans [rows, columns]; None: no cell, or zeros on a logarithmic scale.
-    lost: wrong cells, an attribute of booleans [rows, columns], and a label for a ring around few of them. They are
-    filled with the colour of broken values or, with hatched, hatched over the numbers. note: text at the upper right.
-    """
+    empty: FUTURE, ITSELF or an attribute, boolean [rows, columns]; None: no cell, or zeros on a logarithmic scale.
+    lost: wrong cells, as an attribute, boolean [rows, columns], and a label for a ring around few of them. They are
+    filled with the colour of broken values or, with hatched, hatched over the numbers. note: text at the upper
+    right."""
 
     title: str
     scale: Scale = sizes()
@@ -82,12 +80,12 @@ class Map:
 
 
 class Maps(Mapping):
-    """The `HeatMap`s of a row. Persistent: `update` redraws in place. Cells can be pointed at under the maps' names.
+    """A row of matrices: a mapping from names to `HeatMap`s. `update` redraws it in place. Cells can be pointed at by
+    these names.
 
-    left, top: of the first map, and size: width and height of each, in inches. rows, columns: labels of the axes; only
-    the first map has ticks along its rows, and labels=False removes those, too. stacked: one below the other instead,
-    ticks along the columns at the last one. NaN and infinities too few to be seen get a ring.
-    """
+    left, top: of the first map, and size: width and height of each, in inches. rows, columns: labels of the axes. Only
+    the first map has ticks along its rows, and labels=False removes those, too. stacked: the maps lie one below the
+    other instead, and only the last has ticks along its columns. NaN and infinities too few to be seen get a ring."""
 
     def __init__(
         self,
@@ -134,13 +132,13 @@ class Maps(Mapping):
         return len(self._maps)
 
     def entitle(self, name: str, title: str) -> None:
-        """Change the title of a map."""
+        """Change the title of the map `name`."""
         if self._titles[name].get_text() != title:
             self._titles[name].set_text(title)
             self._canvas.stale()
 
     def update(self, shown: object) -> None:
-        """Draw the arrays of `shown`, its attributes or, if it is a mapping, its items."""
+        """Redraw with the arrays of `shown`: its items if it is a mapping, else its attributes."""
         take = shown.__getitem__ if isinstance(shown, Mapping) else functools.partial(getattr, shown)
         for name, each in self._declared.items():
             x = np.asarray(take(each.array or name))
@@ -158,7 +156,8 @@ class Maps(Mapping):
                 ring.update(mask, each.lost[1])
 
     def bar(self, name: str, label: str = "", *, gap: float = 0.14, width: float = 0.12) -> Axes:
-        """Add a map's colour bar at the right of the row; its ticks are powers of ten on a logarithmic scale."""
+        """Add the colour bar of a map at the right of the row; return its axes. gap, width: inches. A logarithmic scale
+        has powers of ten as ticks."""
         heat, declared = self._maps[name], self._declared[name].scale
         box, (across, _) = heat.ax.get_position(), self._canvas.figure.get_size_inches()
         cax = self._canvas.figure.add_axes(((self.right + gap) / across, box.y0, width / across, box.height))

@@ -1,5 +1,5 @@
-"""Marks over maps and plots: cells of one kind, rings around few of them, bars as one path, labels in cells, cells to
-point at."""
+"""Marks over maps and plots: cells of one kind, rings around few of them, bars, labels, and grids of cells to point
+at."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -15,20 +15,20 @@ from .heatmap import HeatMap, boxes, outline, thinnest
 
 
 def whole_ticks(ax: Axes) -> Axes:
-    """Put a few ticks at whole numbers of both axes; return the axes."""
+    """Put a few ticks at whole numbers of both axes; return `ax`."""
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     return ax
 
 
 def name_rows(ax: Axes, names: Collection[str], **look) -> None:
-    """Label the rows of the vertical axis, 0, 1, …, without tick marks. look: of the texts."""
+    """Label the rows 0, 1, … of the vertical axis, without tick marks. look: properties of the texts."""
     ax.set_yticks(range(len(names)), list(names), **look)
     ax.tick_params(axis="y", length=0)
 
 
 class Marked:
-    """Cells of one kind, filled or hatched over a map: `update` takes a boolean matrix of the map's shape."""
+    """Cells of one kind, filled or hatched over a map. `update` takes a boolean matrix of the map's shape."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, zorder: float = 1.6, **look):
         self._ax = ax
@@ -44,10 +44,8 @@ class Marked:
 
 
 class Ring:
-    """A ring, with a label, around cells that are too few or too small to be seen.
-
-    Cells that span more than `most` pixels in either direction need none.
-    """
+    """A ring with a label around cells that are too few or too small to be seen. It is hidden if the cells span more
+    than `most` pixels in either direction."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, colour: str = style.BROKEN, most: float = 22.0):
         self._ax, self._most = ax, most
@@ -60,7 +58,8 @@ class Ring:
             artist.set_visible(False)
 
     def update(self, mask: np.ndarray, word: str = "") -> None:
-        """Ring the true cells of a matrix of the map's shape; hide the ring if there are none, or enough to be seen."""
+        """Draw the ring around the true cells of a matrix of the map's shape; hide it if there are none, or enough to
+        be seen."""
         rows, columns = np.nonzero(np.asarray(mask))
         shown = len(rows) > 0
         if shown:
@@ -92,7 +91,7 @@ class Ring:
 
 
 class NonFiniteRings:
-    """Rings around the NaN and the infinities of a map where these are too few to be seen."""
+    """Two rings, around the NaN and around the infinities of a map where these are too few to be seen."""
 
     def __init__(self, canvas: Canvas, ax: Axes):
         self._rings = {
@@ -105,7 +104,7 @@ class NonFiniteRings:
 
 
 class Bars:
-    """A bar at every whole number, all of them one path: `update` takes their ends and where they begin."""
+    """A bar at every whole number, all drawn as one path. look: its properties."""
 
     def __init__(self, canvas: Canvas, ax: Axes, *, horizontal: bool = False, thick: float = 0.8, **look):
         self._horizontal, self._thick = horizontal, thick
@@ -114,7 +113,7 @@ class Bars:
         canvas.moving(self.patch)
 
     def update(self, ends: np.ndarray, begin: float = 0.0) -> None:
-        """Redraw; a bar that ends where it begins, or at NaN, is left out."""
+        """Redraw bars from `begin` to each of `ends` [N]; one that ends where it begins, or at NaN, is left out."""
         ends = np.asarray(ends, dtype=np.float64)
         at = np.flatnonzero(~np.isnan(ends) & (ends != begin))
         self.patch.set_visible(len(at) > 0)
@@ -123,7 +122,7 @@ class Bars:
 
 
 class LabelledBars:
-    """Horizontal bars along an axis from 0 to 1, a label behind each one; they can be pointed at as rows of `name`."""
+    """Horizontal bars along an axis from 0 to 1, each with a label behind it. They are the rows of the map `name`."""
 
     def __init__(
         self, canvas: Canvas, ax: Axes, name: str, colours: list[str], *, thick: float = 0.6, size: float = 9,
@@ -143,8 +142,8 @@ class LabelledBars:
 
 
 class CellGrid:
-    """An invisible grid over axes of any scale, whose cells can be pointed at: equal rows and columns, from the upper
-    left."""
+    """An invisible grid of cells to point at, over axes of any scale: equal rows and columns from the upper left, as
+    the map `name`."""
 
     def __init__(self, canvas: Canvas, ax: Axes, name: str, rows: int = 0, columns: int = 0):
         self._canvas, self._name = canvas, name
@@ -153,7 +152,7 @@ class CellGrid:
         self.update(rows, columns)
 
     def update(self, rows: int, columns: int) -> None:
-        """Change the number of cells; there is nothing to point at where one is 0."""
+        """Change the number of rows and columns; if either is 0, nothing can be pointed at."""
         self._ax.set_visible(rows > 0 and columns > 0)
         if not self._ax.get_visible():
             return
@@ -162,10 +161,9 @@ class CellGrid:
 
 
 class Strip:
-    """A `HeatMap` with a label in each cell. Persistent: `update` redraws in place.
+    """A `HeatMap` with a label in each cell. `update` redraws it in place.
 
-    rows, columns: the largest number of cells. size: font size of the labels in points. options: those of `HeatMap`.
-    """
+    rows, columns: the largest number of cells. size: font size of the labels in points. options: those of `HeatMap`."""
 
     def __init__(self, canvas: Canvas, ax: Axes, rows: int, columns: int, *, size: float = 8.5, **options):
         self._heat = HeatMap(canvas, ax, **options)
@@ -179,8 +177,8 @@ class Strip:
     def update(self, values: np.ndarray, words: Sequence[Sequence[str]], empty: np.ndarray | None = None) -> None:
         """Redraw. Cells outside `values` and `words` stay blank; NaN is hatched.
 
-        values [rows, columns]: colours. words: labels, by row and column. empty: as in `HeatMap.update`.
-        """
+        values [rows, columns]: what the colours show. words: labels, by row and column. empty: as in
+        `HeatMap.update`."""
         values = np.asarray(values, dtype=np.float64)
         self._heat.update(values, empty=empty)
         low, high = self._heat.colours.get_clim()

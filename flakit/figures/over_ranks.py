@@ -1,4 +1,4 @@
-"""Efficiency against ranks: one sequence over many GPUs, predicted by `bench.simulate` and measured."""
+"""Efficiency against the number of ranks: one sequence over many GPUs, predicted by `bench.simulate` and measured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,10 +16,10 @@ def over_ranks(
     *,
     height: float = 3.1,
 ) -> Picture:
-    """Draw panels side by side, a line per name: the efficiency, from 0 to 1, over the number of ranks.
+    """Draw panels side by side, a line per name: the efficiency, from 0 to 1, over the number of ranks (GPUs).
 
     measured: points (ranks, efficiency, whether the dot is filled) of the first panel, by the name of their line.
-    """
+    Raises ValueError for more than seven lines or a line of another length than ranks."""
     for name, lines in panels.items():
         if len(lines) > len(style.LINES):
             raise ValueError(f"panels[{name!r}]: expected at most {len(style.LINES)} lines, got {len(lines)}")

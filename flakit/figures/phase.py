@@ -35,7 +35,7 @@ WORDS = Words() | {
     "how wrong": "{what}: where it is finite, and how wrong",
     "line": "the line is the law: finite to its left",
 }
-"""The fixed texts of the picture."""
+"""The texts of the picture that do not depend on the data."""
 
 
 @dataclass(frozen=True)
@@ -45,55 +45,54 @@ class Map:
     rows: Sequence
     """The values of the vertical axis."""
     decay: np.ndarray
-    """|log decay| of the columns, growing; they need not be evenly spaced."""
+    """|log decay| of the columns, increasing; they need not be evenly spaced."""
     share: np.ndarray
     """[rows, columns]: share of the tensor's values that are finite; NaN where nothing was measured."""
     error: np.ndarray | None
     """[rows, columns]: relative L2 error against float64; None where only finiteness was measured."""
     law: np.ndarray
-    """[rows]: the largest |log decay| the law allows, inf where it allows all; NaN where there is no law."""
+    """[rows]: the largest |log decay| that the law allows, inf where it allows all; NaN where there is no law."""
     raised: np.ndarray | None = None
-    """[rows, columns]: where an error was raised instead of a measurement; None for nowhere."""
+    """[rows, columns]: whether an error was raised in place of a measurement; None if none was."""
 
     @property
     def known(self) -> np.ndarray:
-        """The cells that were measured."""
+        """The cells that were measured, boolean [rows, columns]."""
         return ~np.isnan(self.share)
 
     @property
     def broken(self) -> np.ndarray:
-        """The cells that hold a non-finite value."""
+        """The cells with a non-finite value, boolean [rows, columns]."""
         return self.share < 1
 
     @property
     def predicted(self) -> np.ndarray:
-        """The cells in which the law expects one."""
+        """The cells in which the law expects a non-finite value, boolean [rows, columns]."""
         return self.decay > self.law[:, None]
 
     @property
     def wrong(self) -> np.ndarray:
-        """The measured cells in which the law is wrong."""
+        """The measured cells in which the law is wrong, boolean [rows, columns]."""
         return self.known & (self.predicted != self.broken) & ~np.isnan(self.law)[:, None]
 
     @property
     def distance(self) -> np.ndarray:
-        """[rows, columns]: how far each cell is from its row's law, as a factor >= 1; inf where there is none."""
+        """[rows, columns]: the ratio, >= 1, of each cell's decay and its row's law; inf for an infinite law."""
         with np.errstate(divide="ignore"):
             return np.exp(np.abs(np.log(self.decay) - np.log(self.law)[:, None]))
 
     @property
     def edges(self) -> np.ndarray:
-        """|log decay| where the columns begin and end: midway between neighbours, by their logarithms."""
+        """The |log decay| at which columns begin and end, [columns + 1]: the geometric mean of two neighbours."""
         log = np.log(self.decay)
         middle = (log[1:] + log[:-1]) / 2
         return np.exp(np.concatenate(([2 * log[0] - middle[0]], middle, [2 * log[-1] - middle[-1]])))
 
 
 class PhaseFigure:
-    """The measurement as a map, "cells", and the law as a line over it. Persistent: `update` redraws in place.
+    """The measurements as the map "cells", with the law as a line over it. `update` redraws in place.
 
-    law, raised: whether there is a law, and whether errors were raised, for the legend.
-    """
+    law, raised: whether the legend names a law, and errors that were raised."""
 
     def __init__(self, width: float = 9.4, *, law: bool = True, raised: bool = False):
         wide = width >= WIDE
@@ -138,7 +137,7 @@ class PhaseFigure:
         canvas.moving(self._law, self._wrong, self._raised)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
-        """Redraw. across, up: labels of the two axes, with units."""
+        """Redraw. across, up: the labels of the two axes, with units."""
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
         edges = np.log(measured.edges)
@@ -198,7 +197,7 @@ def phase(
     across: the axis of (log) decays, of either sign, evenly spaced in the logarithm of their size.
     tensor: whose finiteness and error to draw; default: whether any tensor is non-finite, and the largest error.
     law: the largest |decay| that is finite, as a function of the other axis's value, or a number for each.
-    """
+    Raises ValueError for a sweep over other than two axes or without tensors, and for decays that are not so spaced."""
     if len(sweep.axes) != 2:
         raise ValueError(f"sweep: expected a sweep over two axes, got {', '.join(sweep.axes)}")
     one_of("across", across, sweep.axes)
@@ -232,8 +231,8 @@ _KINDS = {"finite": np.min, "l2": np.max}
 
 
 def worst(sweep: Sweep, names: Sequence[str], kind: str) -> np.ndarray | None:
-    """Return the lowest share of finite values ("finite"), or the largest error ("l2"), over several tensors; None if
-    not measured."""
+    """Return, over several tensors and at each cell, the lowest share of finite values (kind "finite") or the largest
+    error ("l2"); None if the sweep did not measure that."""
     grids = [sweep.grids[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in sweep.grids]
     return _KINDS[kind](grids, axis=0) if grids else None
 

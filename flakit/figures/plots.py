@@ -1,4 +1,4 @@
-"""Static pictures for notebooks: matrices side by side, curves. Arrays in, a picture out.
+"""Static pictures for notebooks, drawn once from arrays: matrices side by side, and curves.
 
 matrices({"read": read, "key": key}, rows="token i", columns="token j", label="exponent", signed=True)
 beside(my_state, state)
@@ -35,7 +35,7 @@ WORDS = Words() | {
 
 
 class Picture(Canvas):
-    """A canvas that is drawn once; `alt` describes it for those who do not see it."""
+    """A canvas that is drawn once; `alt` describes it for readers who cannot see it. height, width: inches."""
 
     def __init__(self, height: float, alt: str, *, width: float = WIDTH):
         super().__init__(width, height, dpi=DPI)
@@ -60,11 +60,12 @@ def matrices(
 ) -> Picture:
     """Draw heat maps in a row, with one colour scale.
 
-    panels: matrices [rows, columns], as tensors or arrays. NaN and inf are hatched.
+    panels: matrices [rows, columns] by title, as tensors or arrays. NaN and inf are hatched. Raises ValueError for none
+    or for another number of dimensions.
     across: whether they are tensors [T, channels], whose tokens are to run from left to right, as columns.
     signed: whether colours are symmetric around 0; limits: ends of the scale, by default those of the finite values.
-    log: whether the scale is logarithmic, of absolute values. empty: cells without a value, boolean, for all matrices.
-    """
+    log: whether the scale is logarithmic, of absolute values. empty: cells without a value, boolean, for all
+    matrices."""
     if not panels:
         raise ValueError("panels: expected at least one matrix, got none")
     arrays = {name: np.asarray(x, dtype=np.float64) for name, x in panels.items()}
@@ -130,10 +131,10 @@ def beside(
     """Draw a learner's matrix, the expected one and their difference in one colour scale; non-finite cells are hatched.
 
     yours: a matrix like `expected` [rows, columns]; for anything else, such as the ... of an empty exercise, the
-    picture shows an empty frame and says what is missing. rows, columns: a label, or the name of each.
+    picture shows an empty frame and says what is missing. rows, columns: a label, or the name of each. Raises
+    ValueError if `expected` is no finite matrix.
     across: whether they are tensors [T, channels], whose tokens are to run from left to right, as columns.
-    before: a matrix like `expected` that the learner began with, drawn first; the difference is then left out.
-    """
+    before: a matrix like `expected` that the learner began with, drawn first; the difference is then left out."""
     expected = np.asarray(expected, dtype=np.float64)
     if expected.ndim != 2 or not np.isfinite(expected).all():
         raise ValueError(f"expected: expected a matrix of finite numbers, got shape {list(expected.shape)}")
@@ -193,8 +194,8 @@ def curves(
     """Draw lines over x that differ in colour and dash. NaN and inf leave gaps.
 
     x: shared by all lines and laws, or one for each by name. laws: predictions, dashed in black over the lines.
-    log: which axes are logarithmic, "x", "y" or "xy". levels: named horizontal lines. markers: dots at every value.
-    """
+    log: which axes are logarithmic, "x", "y" or "xy". levels: horizontal lines by name. markers: dots at every value.
+    Raises ValueError for a line of another length than x, and for more than seven lines."""
     both = {**lines, **(laws or {})}
     along = x if isinstance(x, Mapping) else dict.fromkeys(both, x)
     for name, y in both.items():

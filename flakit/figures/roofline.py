@@ -1,4 +1,4 @@
-"""Measured times against the floor: per case in milliseconds, and as operations per second under the roofline.
+"""Measured times against the roofline's floor: per case in milliseconds, and as operations per second.
 
 speed(recorded.read("h200_speed").rows, copy_tb_s=4.3, tflops=790)
 """
@@ -23,7 +23,7 @@ _LOOKS = (
     {"color": style.PURPLE, "marker": "^"},
     {"color": style.OLIVE, "marker": "v"},
 )
-"""Colour and shape of each competitor; ours is the first."""
+"""Colour and marker of each implementation; flakit's is the first."""
 
 _LANE, _WIDE = 0.19, 8.0  # height of a lane, smallest width of the wide layout; inches
 
@@ -38,13 +38,14 @@ def speed(
     width: float = 9.4,
     roofline: bool = True,
 ) -> Picture:
-    """Draw a lane per case, with its floor and the time of each implementation, and the roofline below, if wanted.
+    """Draw a lane per case, with its floor and the time of each implementation, and below it, with roofline, the
+    roofline. The floor is the shortest time in which the device can move the bytes and do the operations.
 
-    rows: of `flakit bench --json`, or of a recording. A decode step has a forward only.
+    rows: of `flakit bench --json`, or of a recording. A decode step has a forward only. Raises ValueError without a
+    time or for too many implementations.
     copy_tb_s, tflops: the device's peaks, as in the recording's meta: 10^12 bytes per second of a copy, read plus
     written, and 10^12 operations per second.
-    what: "both", a forward with all gradients, or "forward". title: e.g. where the rows were recorded.
-    """
+    what: "both", a forward with all gradients, or "forward". title: e.g. where the rows were recorded."""
     lanes: dict[str, dict[str, Mapping]] = {}
     for row in rows:
         if row.get(f"{_timed(row, what)}_ms") is not None:
@@ -83,7 +84,8 @@ def speed(
 
 
 def _timed(row: Mapping, what: str) -> str:
-    """Return which of a row's times to show."""
+    """Return which of a row's times to show: that of `what`, or for a decode step "forward". Raise ValueError if
+    unknown."""
     if what not in WHAT:
         raise ValueError(f"what: expected one of {', '.join(WHAT)}, got {what!r}")
     return "forward" if row.get("decode") else what
@@ -128,10 +130,9 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
 
 
 def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: float, tflops: float) -> None:
-    """Draw operations per second over operations per byte, both of the floor: no point lies above the roof.
+    """Draw operations per second over operations per byte, both of the floor's work: no point lies above the roof.
 
-    The roof is that of 16-bit products, so rows in float32 are left out.
-    """
+    The roof is that of 16-bit products, so rows in float32 are left out."""
     shown = [row for lane in lanes.values() for row in lane.values() if row["dtype"] != "float32"]
     points = [(_work(row, what), row) for row in shown]
     ridge, names = tflops / copy_tb_s, {}

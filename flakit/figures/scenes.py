@@ -1,7 +1,6 @@
-"""What the stepper draws for each operator: its equations as rows of matrices, forward and backward.
+"""What the state stepper draws for each operator: its equations as rows of matrices, forward and backward.
 
-The names are the fields of the steps that the operator's `reference.steps` yields: the picture shows the numbers of
-the text that a learner reads.
+Arrays have the names of the fields of the steps that the operator's `reference.steps` yields.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +12,14 @@ from ..language import label, say
 from ..numerics.words import number
 
 Formula = tuple[str, str]
-"""A formula, and the same with its numbers."""
+"""A formula with symbols, and the same formula with numbers."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A matrix and the vectors beside it: `left` and `top` go in, `right` and `bottom` come out.
+    """A matrix and the vectors beside it, by name: `left` and `top` are its inputs, `right` and `bottom` its outputs.
 
-    border: of a matrix made of two tables side by side, an array with as many columns as the first.
-    """
+    border: for a matrix made of two tables side by side, an array with as many columns as the first table."""
 
     matrix: str
     title: str
@@ -35,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Row:
-    """One equation, drawn as a row of blocks."""
+    """One equation, drawn as a row of blocks below its title `words`."""
 
     words: str
     equation: str
@@ -44,19 +42,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Scene:
-    """What the stepper draws for one operator.
+    """What the state stepper draws for one operator.
 
     forward, backward: the equations of each pass.
     groups: matrices that share a colour scale, by the label of the scale.
-    decay: the vector of surviving shares; decays: what each of its entries belongs to.
-    followed: per pass, the matrix whose size is drawn over time, and the title of that plot.
-    labels: of vectors, where it is not the name with an index t.
+    decay: the vector of the shares that survive a step; decays: what each of its entries belongs to.
+    followed: per pass, the matrix whose RMS is drawn over time, and the title of that plot.
+    labels: of vectors, where the label is not the name with an index t.
     words: names in a readout, where they differ from the arrays' own.
     axes: of every array, a letter per axis; "*" for an axis that no other array has.
-    terms: the sum of products that each array is, by the names of arrays ("decay state_before + k v"; "-" is a factor
+    terms: each array as a sum of products of other arrays, by their names ("decay state_before + k v"; "-" is a factor
         of -1), summed over every axis that it lacks; or a function that formats it for a frame and a cell.
-    derived: arrays of a backward step that its fields lack and that are no such sums.
-    """
+    derived: functions that compute from a backward step's arrays those that are no such sums."""
 
     forward: tuple[Row, ...]
     backward: tuple[Row, ...]
@@ -77,18 +74,19 @@ class Scene:
         return label(self.words.get(name, name))
 
     def outputs(self, which: str) -> tuple[str, ...]:
-        """Return the vectors that come out of a pass."""
+        """Return the names of the vectors that come out of a pass, "forward" or "backward"."""
         blocks = [block for row in getattr(self, which) for block in row.blocks]
         return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
 
     def symbol(self, name: str, t: int) -> str:
-        """Return a name with the index of its token, t or t - 1."""
+        """Return an array's symbol with the index of its token, t or t - 1."""
         if name in ("scale", "u"):
             return label(name)
         return f"{self.word(name)}_{t - name.endswith('_before')}"
 
     def complete(self, frame: dict[str, np.ndarray]) -> None:
-        """Compute the sums of products of a frame's arrays that it lacks."""
+        """Add to a frame, in place, the arrays that it lacks and that `terms` defines as sums of products of its
+        arrays."""
         arrays = {"-": np.float32(-1), **frame}
         for name, terms in self.terms.items():
             products = [] if name in frame or callable(terms) else [term.split() for term in terms.split(" + ")]
@@ -100,10 +98,9 @@ class Scene:
 
     @np.errstate(all="ignore")  # a state may overflow
     def arithmetic(self, frame: Mapping[str, np.ndarray], name: str, cell: tuple[int, ...], t: int) -> Formula | None:
-        """Return the formula of a cell, and the same with its numbers; None if it is an input of step t.
+        """Return the formula of a cell of the array `name`, with symbols and with numbers; None for an input of step t.
 
-        A sum over an axis shows its two largest products, and how many more there are.
-        """
+        A sum over an axis shows its two largest products, and how many more there are."""
         terms = self.terms.get(name)
         if terms is None or callable(terms):
             return terms and terms(frame, cell)
@@ -128,7 +125,7 @@ class Scene:
 
 
 def _entries(x: np.ndarray, axes: str, here: Mapping[str, int]) -> np.ndarray:
-    """Return the entries of an array at a cell: a number, or one per index of the axis that is summed over."""
+    """Return an array's entries at a cell: a number, or one per index of the axis that is summed over."""
     return np.asarray(x)[tuple(here.get(axis, slice(None)) for axis in axes)]
 
 
@@ -143,7 +140,8 @@ def _products(arrays: list[np.ndarray]) -> str:
 
 
 def _axes(**names: str) -> dict[str, str]:
-    """Return the axes of every array, from the arrays with given axes."""
+    """Return the axes of every array by name, from the names of the arrays that have the same axes ("_" stands for
+    "*")."""
     return {name: axes.replace("_", "*") for axes, group in names.items() for name in group.split()}
 
 
@@ -160,7 +158,7 @@ def _softmax_gradient(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) ->
 
 
 def _passed_slots(frame: Mapping[str, np.ndarray], cell: tuple[int, ...]) -> Formula:
-    """Format a cell of "passed": columns of a slot's values first, then of its keys."""
+    """Format a cell of "passed", whose columns are first those of a slot's values, then those of its keys."""
     slot, column = cell
     V = frame["hv_before"].shape[1]
     if column < V:

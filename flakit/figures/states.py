@@ -15,10 +15,10 @@ _LEFT, _RIGHT, _GAP, _TOP, _BOTTOM = 0.75, 0.75, 0.12, 0.55, 0.3
 
 
 def filmstrip(states: Sequence, titles: Sequence[str], rows: Sequence[str], *, title: str) -> Picture:
-    """Draw each state [K, V] from left to right, non-finite cells hatched.
+    """Draw states [K, V] from left to right, non-finite cells hatched.
 
-    titles: one per state; rows: the name of each of the K rows; title: of the picture.
-    """
+    titles: one per state; rows: the name of each of the K rows; title: of the picture. Raises ValueError for another
+    number of titles or rows."""
     states = [np.asarray(state, dtype=np.float64) for state in states]
     if len(titles) != len(states):
         raise ValueError(f"titles: expected {len(states)}, one a state, got {len(titles)}")

@@ -1,4 +1,4 @@
-"""One time step of a recurrence: what it reads, what survives, what it writes, and its place in time.
+"""One time step of a recurrence as matrices: what it reads, what survives, what it writes, and its place in time.
 
 A `Scene` says what to draw for an operator.
 """
@@ -24,9 +24,8 @@ Frame = Mapping[str, np.ndarray]
 def frames(scene: Scene, steps: Iterable, **constants) -> dict[str, list[Frame]]:
     """Return the arrays of every step of the first batch entry and head: {"forward": […], "backward": […]}, over t.
 
-    steps: what `reference.steps` yields. constants: shared by all steps, by name; vectors are [H, …].
-    A backward frame holds the forward arrays of its t as well; without a backward pass its list is empty.
-    """
+    steps: what `reference.steps` yields. constants: arrays shared by all steps, by name; vectors are [H, …]. A backward
+    frame holds the forward arrays of its t as well; without a backward pass its list is empty."""
     shared = {name: np.asarray(x[0] if np.ndim(x) else x) for name, x in constants.items()}
     passes = {"forward": {}, "backward": {}}
     for step in steps:
@@ -64,10 +63,10 @@ _NARROW = SimpleNamespace(
 
 
 class Stepper:
-    """One pass of a scene. Persistent: `load` a run, then `show(t)` and `canvas.png()`.
+    """The picture of one pass, "forward" or "backward", of a scene: `load` a run, then `show(t)` and `canvas.png()`.
 
     Cells can be pointed at in the map of every matrix and vector, by its name, with a number where it is drawn again.
-    """
+    Raises ValueError for another pass."""
 
     def __init__(self, scene: Scene, which: str, width: float = 9.4):
         if which not in ("forward", "backward"):
@@ -131,7 +130,8 @@ class Stepper:
                 self._draw_vector(block.bottom, left, bottom - _GAP - _STRIP, column=False, out=True)
 
     def _draw_vector(self, name, left, bottom, *, column: bool, out: bool = False, free: bool = False) -> None:
-        """Draw a vector. free: whether there is room to the right of the label below a column."""
+        """Draw the cells and the label of a vector, in inches; column: upright. out: it is a result, labelled at its
+        far end. free: whether there is room to the right of the label below a column."""
         width, height = self._places.matrix
         axes = self._axes(left, bottom, *((_STRIP, height) if column else (width, _STRIP)))
         cmap = style.MAGNITUDE if name == self.scene.decay else style.SIGNED
@@ -217,10 +217,9 @@ class Stepper:
     # Redrawn for every run and every step.
 
     def load(self, run: Sequence[Frame], *, magnitude: bool = False) -> None:
-        """Load a run of this pass, a frame per time step, and set the limits of the colours for all of it.
+        """Load a run of this pass, a frame per time step, and set the colour limits for all of it.
 
-        magnitude: colour by log10 of the absolute value instead of the signed value.
-        """
+        magnitude: colour by log10 of the absolute value instead of the signed value."""
         if (magnitude, len(run)) != (self.magnitude, len(self.run)):
             self.canvas.stale()
         self.run, self.magnitude = run, magnitude
@@ -253,7 +252,7 @@ class Stepper:
         self._sizes.set(xlim=(-0.5, len(run) - 0.5), ylim=(np.floor(low - 0.2), np.ceil(high + 0.2)))
 
     def show(self, t: int) -> None:
-        """Move to time step t of the loaded run."""
+        """Draw time step t of the loaded run."""
         frame = self.run[t]
         for name, heats in self._matrices.items():
             for heat in heats:
@@ -270,7 +269,7 @@ class Stepper:
     # Cells to point at.
 
     def entry(self, cell: Cell) -> tuple[str, tuple[int, ...]]:
-        """Return the array of a cell and the index in it; for `DECAYS` the row only."""
+        """Return the name of a cell's array and the index in it; for a cell of `DECAYS` only the row."""
         if cell.map == DECAYS:
             return self.scene.decay, (cell.row,)
         name, *_ = cell.map.split()
@@ -280,7 +279,8 @@ class Stepper:
         return name, (cell.row if column else cell.column,)
 
     def beside(self, cell: Cell, t: int) -> list[tuple[str, int | None, int | None]]:
-        """Return the same row and column in every other map that has them, and token t of the decays."""
+        """Return the places to highlight with a cell: its row and column in every map with these axes, token t in
+        `DECAYS`."""
         name, place = self.entry(cell)
         here = dict(zip(self.scene.axes[name], place, strict=True))
         places = []
@@ -310,10 +310,9 @@ class Stepper:
 
 
 def _range(run: Sequence[Frame], names: Iterable[str]) -> tuple[float, float]:
-    """Return the ends of the colours: log10 of the magnitudes of these arrays over the run, at least two decades.
+    """Return the smallest and largest magnitude to colour of these arrays over a run, at least a factor of 100 apart.
 
-    One percent is cut off at each end: otherwise a single large cell would leave the others pale.
-    """
+    One percent is cut off at each end: otherwise a single large cell would leave the others pale."""
     x = np.abs(np.concatenate([np.ravel(frame[name]) for frame in run for name in names]), dtype=np.float64)
     x = x[np.isfinite(x) & (x > 0)]
     if not x.size:
@@ -323,7 +322,7 @@ def _range(run: Sequence[Frame], names: Iterable[str]) -> tuple[float, float]:
 
 
 def _log_rms(x: np.ndarray) -> float:
-    """Return log10 of the root mean square; NaN, a gap in a line, where that is not finite."""
+    """Return log10 of the root mean square; NaN, which leaves a gap in a line, where that is not finite."""
     with np.errstate(all="ignore"):
         size = np.log10(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
     return size if np.isfinite(size) else np.nan

@@ -1,4 +1,5 @@
-"""The look that all pictures share: colours that colour-blind readers can tell apart, never colour alone.
+"""The look that all pictures share: colours that colour-blind readers can tell apart, and never meaning by colour
+alone.
 
 A line pairs a colour with a dash style, sizes use cividis, signs green and purple, non-finite cells are hatched. Orange
 means broken. docs/pictures.md describes this grammar.
@@ -29,13 +30,13 @@ YELLOW = "#F0E442"
 GREY = "#6B6B6B"
 
 BROKEN = "#D55E00"
-"""Orange: broken values, NaN and wrong numbers, and nothing else."""
+"""Orange: for broken values, NaN and wrong numbers, and for nothing else."""
 
 POSITIVE, NEGATIVE = "#762A83", "#1B7837"
-"""The colours of signs outside of maps: the ends of `SIGNED`."""
+"""The colours of signs outside of maps: the ends of the palette `SIGNED`."""
 
 R, K, V, W, STATE, GRADIENT = BLUE, GREEN, "#A8437E", OLIVE, BLACK, INDIGO
-"""The letters' colours, in formulas and pictures alike: query, key, value, decay, state and its gradient."""
+"""The colours of letters, in formulas and pictures alike: query, key, value, decay, state and its gradient."""
 _LETTERS = {"r": R, "q": R, "k": K, "v": V, "w": W, "g": W, "S": STATE, "D": GRADIENT}
 
 LINES = (
@@ -50,10 +51,10 @@ LINES = (
 """Colour and dash of a plot's first, second, … line: `ax.plot(x, y, **LINES[0])`."""
 
 LAW = {"color": BLACK, "linestyle": (0, (4, 2)), "linewidth": 1.8}
-"""A prediction drawn over a measurement."""
+"""Look of a prediction drawn over a measurement."""
 
 HERE = {"color": BLACK, "markeredgecolor": "white", "markeredgewidth": 1.2}
-"""A mark at the current setting of the knobs."""
+"""Look of a mark at the current setting of the knobs."""
 
 MAGNITUDE = "cividis"
 """The palette of sizes: blue is small, yellow large."""
@@ -64,11 +65,11 @@ NAN = {"facecolor": "#F6D5C0", "hatch": "////", "edgecolor": BROKEN}
 INF = {"facecolor": "#F1DDE8", "hatch": "xxxx", "edgecolor": "#8F3A66"}
 LOST = {"facecolor": BROKEN, "edgecolor": BROKEN, "linewidth": 0.8}
 HATCHED = {"facecolor": "none", "edgecolor": BROKEN, "hatch": "////"}
-"""Finite but wrong cells: filled, or hatched where the number below is to be seen."""
+"""Looks of finite but wrong cells: filled, or hatched where the number below has to be seen."""
 FINITE = "#DCEBF4"
-"""Cells of which only finiteness is shown."""
+"""Colour of cells of which only is shown that they are finite."""
 EMPTY = "#DCDCDC"
-"""Cells without a value: above the diagonal, not computed yet."""
+"""Colour of cells without a value: above the diagonal, not computed yet."""
 
 _RC = {
     "font.family": ["DejaVu Sans", FAMILY],
@@ -106,31 +107,31 @@ def context() -> Iterator[None]:
     """Apply the look while a figure is made: `with style.context(): …`. One thread at a time; others wait.
 
     Matplotlib's settings belong to the process: a second thread would take this look for the default, and restore it
-    for good on leaving.
-    """
+    for good on leaving."""
     with _drawing, mpl.rc_context(_RC if current() == ENGLISH else _RC | _MIXED):
         yield
 
 
 def readable(text: Text) -> None:
-    """Set the font of a text with Chinese and a formula: beside a formula, matplotlib uses only the first font."""
+    """Set the font of a text with Chinese and a formula, beside which matplotlib would use only its first font."""
     words = text.get_text()
     if "$" in words and _CHINESE.search(words):
         text.set_fontfamily(FAMILY)
 
 
 def power(exponent: float) -> str:
-    """Return the tick label of a power of ten; such labels mark an axis as logarithmic."""
+    """Return the tick label of 10^exponent; such labels mark an axis as logarithmic."""
     return {0: "1", 1: "10"}.get(round(exponent), f"$10^{{{exponent:.0f}}}$")
 
 
 def logarithmic(words: str) -> str:
-    """Return the label of a logarithmic axis whose ticks are not powers of ten."""
+    """Return the label `words` with the note that an axis is logarithmic, for ticks that are not powers of ten."""
     return say("{label} (log scale)").format(label=words)
 
 
 def letter(name: str) -> str:
-    """Return the colour of a letter: dr has that of r; black if a letter has none."""
+    """Return the colour of a variable in formulas; a gradient such as dr has that of r. Black for a variable without
+    one."""
     return _LETTERS.get(name, _LETTERS.get(name.removeprefix("d"), BLACK))
 
 
@@ -140,5 +141,5 @@ def swatch(colour: str, label: str) -> Patch:
 
 
 def non_finite_handles() -> list[Patch]:
-    """Return legend entries for the two kinds of hatched cells."""
+    """Return the legend entries of hatched cells, NaN and inf."""
     return [Patch(linewidth=0, label="NaN", **NAN), Patch(linewidth=0, label="inf", **INF)]

@@ -1,5 +1,5 @@
-"""The first tile with a non-finite value, the programs of its grid, the tree of tiles that inherit it, and the headroom
-of each exponential."""
+"""The picture of a kernel's trace: the first tile with a non-finite value, the programs of its grid, the tree of tiles
+that inherit it, and the headroom of each exponential, its distance from overflow."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ WORDS = Words() | {
     "over": "{room:.2f} over",
     "left": "{room:.2f} left",
 }
-"""The fixed texts of the picture."""
+"""The texts of the picture that do not depend on the data."""
 
 _CODE = ["monospace", FAMILY]
 
 
 class Branch(NamedTuple):
-    """A node of the tree. depth: 0 for a root; nan: whether it holds NaN, else infinities only."""
+    """A node of the tree of tiles: its depth, 0 for a root, its source line and what it holds. nan: NaN, else
+    infinities only."""
 
     depth: int
     where: str
@@ -40,7 +41,8 @@ class Branch(NamedTuple):
 
 
 class Room(NamedTuple):
-    """An exponential of the source, its largest exponent, and the distance from there to overflow, in e-folds."""
+    """A source line with an exponential, its largest exponent, and the distance from there to overflow, in powers of
+    e."""
 
     where: str
     largest: float
@@ -48,10 +50,9 @@ class Room(NamedTuple):
 
 
 class TraceFigure:
-    """Persistent: `update` redraws in place. A cell is NaN or infinite where its lane or program is, and 0 elsewhere.
+    """The picture of a trace, `width` inches wide. `update` redraws it in place.
 
-    Cells can be pointed at in the maps "tile" and "programs", rows in "tree" and "rooms". width: inches.
-    """
+    Cells can be pointed at in the maps "tile" and "programs", rows in "tree" and "rooms"."""
 
     def __init__(self, width: float = 9.4):
         wide = width >= WIDE
@@ -99,11 +100,12 @@ class TraceFigure:
         rooms: Sequence[Room] = (),
         more: int = 0,
     ) -> None:
-        """Redraw. tile, programs: [rows, columns] (None: no grid); lane, program: the first non-finite cell of each.
+        """Redraw. tile, programs: [rows, columns], NaN or inf where a lane or a program is not finite, else 0 (None: no
+        grid); lane, program: the first non-finite cell of each.
 
         tile_name, programs_name: titles; a narrow picture breaks them at " · ". empty: cells of `programs` that are not
-        part of the grid. tree: parents before children; more: the number of nodes left out. rooms: the tightest first.
-        """
+        part of the grid. tree: parents before children; more: the number of nodes left out. rooms: the tightest
+        first."""
         self._title.set_text(title)
         self._subtitle.set_text(cut(subtitle, self._most + (40 if not self._narrow else 34)))
         shown = ((tile, lane, tile_name, None), (programs, program, programs_name, empty))
@@ -179,7 +181,7 @@ class TraceFigure:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the text, cut to `most` letters; a Chinese character counts as two."""
+    """Return the text, cut to a width of `most` letters; a Chinese character counts as two."""
     ends = accumulate(1 + (unicodedata.east_asian_width(x) in "WF") for x in text)
     fits = sum(end <= most for end in ends)
     return text if fits == len(text) else text[: fits - 1] + "…"

@@ -1,4 +1,4 @@
-"""The font that writes Chinese in pictures, where matplotlib's own has no glyph."""
+"""The font for Chinese in pictures, used where matplotlib's own font has no glyph: its family name and its file."""
 
 from pathlib import Path
 

@@ -21,14 +21,14 @@ _SIGNS = {*range(0x20, 0x7F), *map(ord, "·×—‘’“”…→−≤￥"), *
 
 
 def characters(texts: Iterable[str] = ()) -> set[int]:
-    """Return code points: the first level of GB 2312, signs, and further Chinese characters of the texts."""
+    """Return the code points of the font: GB 2312's first level, signs, and further Chinese characters of the texts."""
     level = [bytes((row, cell)) for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF)][:3755]
     points = _SIGNS | {ord(each.decode("gb2312")) for each in level}
     return points | {ord(x) for text in texts for x in text if 0x2E80 <= ord(x) < 0xFB00}
 
 
 def build(source: Path, texts: Iterable[str] = (), target: Path = FILE) -> int:
-    """Write the subset of a collection's simplified Chinese font; return its bytes."""
+    """Write the subset of the collection's simplified Chinese font to `target`; return the file's size in bytes."""
     (font,) = (each for each in TTCollection(source) if each["name"].getDebugName(1) == _SOURCE)
     logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
     options = subset.Options(hinting=False, desubroutinize=False, layout_features=[], name_IDs=["*"])
