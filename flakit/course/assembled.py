@@ -1,10 +1,10 @@
-"""Turn the forward and backward of one chunk of one head into an operator: loops over sequences, heads and chunks.
+"""Build an operator from the forward and backward of one chunk of one head: loops over sequences, heads and chunks.
 
     operator = assembled(chunk_forward, chunk_backward)
     o, final_state = operator(r, k, v, w, u, output_final_state=True)
 
 It adds no arithmetic except the scale and dtype conversions. The two functions determine the results, and the decay at
-which they break.
+which these become non-finite.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,8 @@ def assembled(forward: Callable, backward: Callable) -> Callable[..., tuple[Tens
     the final state, returns dr, dk, dv, dw, du and dS. Shapes: r, k, w [C, K], v, o, do [C, V], u [K], S, D [K, V], all
     float32; w is a natural-log decay <= 0. Both use the scale K^-0.5.
 
-    The operator takes r, k, w [B, T, H, K], v [B, T, H, V], u [H, K], and scale (default K^-0.5), initial_state
-    [B, H, K, V] and output_final_state. It returns o [B, T, H, V] in r's dtype and the final state, float32 or None.
-    """
+    The operator takes r, k, w [B, T, H, K], v [B, T, H, V], u [H, K], and scale (default K^-0.5), initial_state [B, H,
+    K, V] and output_final_state. It returns o [B, T, H, V] in r's dtype and the final state, float32 or None."""
 
     class OneHead(torch.autograd.Function):
         @staticmethod

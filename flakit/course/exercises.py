@@ -67,7 +67,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check; true if the answer is right. `check` prints it, so a notebook does not display it."""
+    """The result of a check; true if the answer is right. It displays nothing in a notebook, since `check` prints its
+    text."""
 
     right: bool
     text: str = field(repr=False)
@@ -104,15 +105,14 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
 def predict(
     question: str, choices: Sequence | Mapping[str, object], *, answer, why: str = "", tolerance: float = 0.05
 ) -> "Prediction":
-    """Ask a question to answer before its result is shown; put it on the last line of a cell.
+    """Return a question to answer before its result is shown; put it on the last line of a cell.
 
     choices: strings or numbers, or a mapping from labels to values: {"only du": {"du"}, "none": set()}.
     answer: the measured value, or a function without arguments that returns it. The right choice equals it, or, for a
-    number, is within the relative `tolerance` of it. ValueError unless exactly one choice is right.
+    number, is within the relative `tolerance` of it. Raises ValueError unless exactly one choice is right.
     why: the reason, shown with the answer; "{answer}" in it becomes the measured value.
 
-    The output needs neither kernel nor script: every choice unfolds by mouse, or with Tab and Enter.
-    """
+    The output needs neither kernel nor script: every choice unfolds by mouse, or with Tab and Enter."""
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"question: expected words, got {shown(question)}")
     if not isinstance(why, str):
@@ -136,20 +136,19 @@ def predict(
 
 
 class Unfit(ValueError):
-    """A learner's result cannot be checked. A notebook shows only the message, without a traceback."""
+    """Raised for a learner's result that cannot be checked. A notebook shows only the message, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
 
 
 def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) -> Callable:
-    """Wrap a function so that its results are checked on return. Raises `Unfit` with the expected and actual result.
+    """Wrap a function so that its results are checked on return: it raises `Unfit` with the expected and actual result.
 
     parts: the results in order, each with its shape, or with the name of an argument of the same shape. () is a number.
     dtype: of all returned tensors; default: the common dtype of the floating-point arguments, and any for a number.
     A `...` is an unfinished answer: it is returned unchanged, once for each part. If an argument is `...`, the function
-    is not called, and `...` is returned: a loop over steps stops at the first unfinished one.
-    """
+    is not called, and `...` is returned: a loop over steps stops at the first unfinished one."""
 
     @functools.wraps(function)
     def checked(*args, **named):
@@ -187,10 +186,9 @@ def returning(function: Callable, *, dtype: torch.dtype | None = None, **parts) 
 
 
 def fitting(name: str, value, shape: Sequence[int]) -> Tensor:
-    """Return a value as a tensor of this shape, before it is used. Raises `Unfit` if it does not fit.
+    """Return a value as a tensor of this shape, before it is used. Raises `Unfit` if it has another type or shape.
 
-    name: the variable's name, for the message. A `...` is returned unchanged. For shape () a number fits.
-    """
+    name: the variable's name, for the message. A `...` is returned unchanged. For shape () a number fits."""
     if value is ...:
         return value
     x, shape = _numbers(value), list(shape)
@@ -210,7 +208,7 @@ def _unfit(name: str, got: str, expected: str) -> Unfit:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question with its choices. `choose` returns the text that unfolds under one."""
+    """A question with its choices, as `predict` returns it. `choose` returns the text that unfolds under a choice."""
 
     question: str
     choices: tuple[str, ...]
@@ -219,7 +217,7 @@ class Prediction:
     _why: str = field(repr=False)
 
     def choose(self, choice) -> str:
-        """Return whether a choice is right, the measured value, and why. ValueError for an unknown choice."""
+        """Return whether a choice is right, the measured value, and why. Raises ValueError for an unknown choice."""
         label = _label(choice)
         if label not in self.choices:
             raise ValueError(f"choice: expected one of {', '.join(self.choices)}, got {shown(choice)}")
@@ -253,7 +251,8 @@ _RECORD = (
 
 
 def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> str:
-    """Return HTML that unfolds in any page, without a kernel or a script."""
+    """Return HTML in which `line` unfolds `body` in any page, without a kernel or script. clicked: script of a
+    click."""
     onclick = f' onclick="{clicked}"' if clicked else ""
     return (
         f'<details {attributes}><summary style="cursor: pointer"{onclick}>{line}</summary>'
@@ -262,7 +261,7 @@ def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> st
 
 
 def _display(page: str) -> None:
-    """Display HTML in a notebook; do nothing elsewhere."""
+    """Display HTML if this process runs a notebook; otherwise do nothing."""
     if record.shell() is not None:
         sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
 
@@ -287,7 +286,8 @@ def _is_empty(yours) -> bool:
 
 
 def _difference(yours, reference, tolerance: float) -> list[str]:
-    """Describe how an answer differs from the reference, in lines; an empty list if it is right."""
+    """Return lines on how an answer differs from the reference, [] if it is right. Raise ValueError for NaN in the
+    reference."""
     if _is_empty(yours):
         return [_line("yours", WORDS["no return" if yours is None else "nothing"])]
     true = _numbers(reference)
@@ -315,12 +315,12 @@ def _difference(yours, reference, tolerance: float) -> list[str]:
 
 
 def _value(original, x: float) -> str:
-    """Format a number, or True or False if the answer holds booleans."""
+    """Format a number x of an answer, as True or False if the answer holds booleans."""
     return str(bool(x)) if torch.as_tensor(original).dtype == torch.bool else number(x, 6)
 
 
 def _numbers(x) -> Tensor | None:
-    """Return x as a float64 tensor, None unless it holds only numbers."""
+    """Return x as a float64 tensor; None for booleans, strings and whatever does not consist of numbers."""
     if isinstance(x, (bool, str)):
         return None
     try:

@@ -49,15 +49,12 @@ WORDS = Words() | {
 
 
 def path() -> Path:
-    """Return the path of the file, which may not exist yet."""
+    """Return the path of the learner's file, which may not exist yet."""
     return folder() / FILE
 
 
 def create(notebooks: Path | None = None) -> Path:
-    """Create the file unless it exists, and return its path.
-
-    notebooks: their folder, default the process's.
-    """
+    """Create the learner's file unless it exists, and return its path. notebooks: its folder, default the process's."""
     place = folder(notebooks) / FILE
     if not place.exists():
         write(place, SOLVED if place.parent.name == SOLUTIONS else BEGINS)
@@ -69,8 +66,7 @@ def add(function: Callable, *verdicts) -> None:
 
     The imports that it uses and the notebook's functions that it calls are written too. Raises TypeError for anything
     but a Python function, and ValueError, with the name, if it uses another global, such as a tensor of the notebook:
-    pass that as an argument.
-    """
+    pass that as an argument. verdicts: the results of `check`."""
     if not callable(function) or not hasattr(_plain(function), "__code__"):
         raise TypeError(f"function: expected one written in this notebook, got {shown(function)}")
     name = _plain(function).__name__
@@ -92,8 +88,7 @@ def add(function: Callable, *verdicts) -> None:
 def take(*names: str):
     """Load functions by name, the learner's or else the solutions', and print which. Return one, or a tuple of several.
 
-    Raises ValueError for a name that neither file has.
-    """
+    Raises ValueError for a name that neither file has, and for a file that is no valid Python."""
     own = _module(path()) if path().exists() else None
     solved = _module(carried.folder("notebooks") / SOLUTIONS / FILE)
     functions = []
@@ -107,7 +102,7 @@ def take(*names: str):
 
 
 def show(*names: str) -> "Shown":
-    """Show the file, or the named functions of it, with syntax highlighting."""
+    """Return the file's source, or that of the named functions, to display with syntax highlighting."""
     text = _read(path()) if path().exists() else ""
     functions = _functions(text)
     text = "\n\n\n".join(functions[name] for name in names if name in functions) if names else text
@@ -116,7 +111,7 @@ def show(*names: str) -> "Shown":
 
 @dataclass(frozen=True)
 class Shown:
-    """Python source to display."""
+    """Python source that a notebook displays with syntax highlighting; "" shows a sentence instead."""
 
     text: str
 
@@ -140,7 +135,7 @@ def _read(place: Path) -> str:
 
 
 def _functions(text: str) -> dict[str, str]:
-    """Return the source of each top-level function of a module by name, with decorators."""
+    """Return the source, decorators included, of each top-level function of a module's source text, by name."""
     functions = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):
@@ -150,13 +145,15 @@ def _functions(text: str) -> dict[str, str]:
 
 
 def _known(text: str) -> set[str]:
-    """Return the names that a module binds at top level."""
+    """Return the names that a module's source text binds at top level."""
     symbols = symtable.symtable(text, FILE, "exec").get_symbols()
     return {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
 
 
 def _with(function: Callable, text: str) -> str:
-    """Add or replace a function in a module's source, with the imports and functions that it needs."""
+    """Return a module's source with a function added or replaced, and the imports and functions that it needs.
+
+    Raise ValueError if it uses a global that is neither."""
     plain = _plain(function)
     new = textwrap.dedent(inspect.getsource(plain)).rstrip()
     for name in sorted((_globals(plain.__code__) | _outside(new)) - {plain.__name__}):
@@ -197,7 +194,7 @@ def _outside(text: str) -> set[str]:
 
 
 def _import(name: str, function: Callable) -> str | None:
-    """Return the statement with which the function's module or notebook imports a name, None if there is none."""
+    """Return the import statement by which the function's module or notebook binds a name, None if there is none."""
     for source in _sources(function):
         try:
             nodes = list(ast.walk(ast.parse(source)))
@@ -212,7 +209,8 @@ def _import(name: str, function: Callable) -> str | None:
 
 
 def _sources(function: Callable) -> Iterator[str]:
-    """Yield the source that was run: a notebook's cells, the latest first, or a module."""
+    """Yield the source texts to search for imports: a notebook's cells, the latest first, or else the function's
+    module."""
     cells = function.__globals__.get("In")
     if isinstance(cells, list):
         yield from reversed(cells)
@@ -221,7 +219,7 @@ def _sources(function: Callable) -> Iterator[str]:
 
 
 def _with_import(statement: str, text: str) -> str:
-    """Insert an import after the existing imports, or after the module's docstring."""
+    """Return a module's source with an import after the existing ones, or else after the module's docstring."""
     lines = text.splitlines()
     body = ast.parse(text).body
     at = [node.end_lineno for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -233,7 +231,7 @@ def _with_import(statement: str, text: str) -> str:
 
 
 def _module(place: Path) -> ModuleType:
-    """Execute the current file as a new module, bypassing the import cache."""
+    """Execute the file in its present state as a new module, bypassing the import cache; return the module."""
     text = _read(place)
     module = ModuleType(place.stem)
     module.__file__ = str(place)

@@ -1,4 +1,4 @@
-"""Record which checks were answered correctly, in `mine.json` beside the notebooks and nowhere else.
+"""The record of the checks that were answered correctly, in `mine.json` beside the notebooks and nowhere else.
 
     {"right": {"the last state": "2026-11-26"}}
 
@@ -39,8 +39,7 @@ WORDS = Words() | {
 def folder(here: Path | None = None) -> Path:
     """Return the folder of the learner's files: the notebook's, or the English notebooks' for a translated one.
 
-    here: the notebook's folder, default the process's. The environment variable FLAKIT_MINE overrides both.
-    """
+    here: the notebook's folder, default the process's. The environment variable FLAKIT_MINE overrides both."""
     if named := os.environ.get("FLAKIT_MINE"):
         return Path(named)
     here = here or Path.cwd()
@@ -48,7 +47,8 @@ def folder(here: Path | None = None) -> Path:
 
 
 def note(name: str) -> None:
-    """Record a correct answer to the named check. Does nothing outside a notebook, or in a solutions notebook."""
+    """Record today as the date of a correct answer to the named check, unless it has one. Does nothing outside a
+    notebook or in a solutions notebook."""
     place = folder()
     if place.name == SOLUTIONS or not (os.environ.get("FLAKIT_MINE") or hasattr(shell(), "kernel")):
         return
@@ -59,15 +59,15 @@ def note(name: str) -> None:
 
 
 def right(place: Path | None = None) -> dict[str, str]:
-    """Return the checks answered correctly and the date of each; {} if the record is missing or unreadable.
+    """Return the date, as ISO text, of each check answered correctly, by name; {} if the record is missing or
+    unreadable.
 
-    place: the folder of the record, default the learner's.
-    """
+    place: the folder of the record, default the learner's."""
     return entries((place or folder()) / FILE, "right")
 
 
 def entries(path: Path, name: str) -> dict[str, str]:
-    """Return the entries under a name of a JSON file; {} if it is missing or unreadable."""
+    """Return the mapping that a JSON file has under `name`; {} if it is missing or unreadable."""
     try:
         return dict(json.loads(path.read_bytes())[name])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -75,7 +75,7 @@ def entries(path: Path, name: str) -> dict[str, str]:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, text in UTF-8: a half-written one would look like the learner's change."""
+    """Write a file atomically, text in UTF-8. A half-written file would look like a change by the learner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -102,28 +102,29 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Progress:
-    """The result of `progress`: a table in a notebook, lines of text elsewhere."""
+    """The result of `progress`, shown as a table in a notebook and as lines of text elsewhere."""
 
     lessons: tuple[Lesson, ...]
 
     @property
     def next(self) -> tuple[Lesson, str] | None:
         """The next check and its lesson: the first open check after the last correct one, so that skipped lessons do
-        not come back at once; then the first open check. None if all are correct."""
+        not come back at once; without one the first open check. None if all are correct."""
         checks = [(lesson, name, done) for lesson in self.lessons for name, done in lesson.checks.items()]
         last = max((n for n, (*_, done) in enumerate(checks) if done), default=-1)
         return next(((lesson, name) for lesson, name, done in checks[last + 1 :] + checks if not done), None)
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The visible rows of the fingerprint: the faults of completed lessons."""
+        """The names of the faults that completed lessons explain: the rows that `fingerprint` fills in."""
         from ..cases.fingerprint import CAUSES  # `flakit lab` needs none of the casebook
 
         done = {lesson.name[:2] for lesson in self.lessons if lesson.done}
         return tuple(name for name, cause in CAUSES.items() if cause.lesson in done)
 
     def fingerprint(self) -> "Picture":
-        """Draw the table of faults and tensors with these rows; put it on the last line of a cell."""
+        """Draw the table of faults and tensors with the rows of `faults` filled in; put it on the last line of a
+        cell."""
         from ..panels import fingerprint  # which brings matplotlib
 
         return fingerprint(causes=self.faults)
@@ -171,8 +172,7 @@ def progress(place: Path | None = None) -> Progress:
 
     place: the folder of the record, mine.json; default the learner's.
 
-    The lessons shipped with flakit define the checks, so an edited copy of a lesson does not change them.
-    """
+    The lessons shipped with flakit define the checks, so an edited copy of a lesson does not change them."""
     done, lessons = right(place), []
     notebooks = carried.folder("notebooks")
     for path in sorted(notebooks.glob("[0-9]*.ipynb")):
@@ -191,7 +191,7 @@ def progress(place: Path | None = None) -> Progress:
 
 
 def _checks(path: Path, language: str) -> tuple[str, list[str]]:
-    """Return the title of a lesson, and the names of its checks from its stored outputs."""
+    """Return a lesson's title, and the names of its checks as its stored outputs print them in this language."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     printed = "".join("".join(output.get("text", ())) for output in outputs)

@@ -30,26 +30,26 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z]\w*)\}")
 
 
 def check_language(language: str) -> str:
-    """Return the language. ValueError if it is none of `LANGUAGES`."""
+    """Return the language. Raise ValueError if it is not one of `LANGUAGES`."""
     if language not in LANGUAGES:
         raise ValueError(f"language: expected one of {', '.join(LANGUAGES)}, got {language!r}")
     return language
 
 
 def use(language: str) -> None:
-    """Set the default language of this process; existing panels keep theirs."""
+    """Set the default language of this process; existing panels keep theirs. Raises ValueError for an unknown one."""
     global _default
     _default = check_language(language)
 
 
 def current() -> str:
-    """Return the current language."""
+    """Return the current language: that of the innermost `speaking` in this thread, else the default."""
     return _spoken.get() or _default
 
 
 @contextmanager
 def speaking(language: str | None) -> Iterator[None]:
-    """Set the language within the context and this thread; None: leave it unchanged."""
+    """Set the language within the context and this thread; None leaves it unchanged. Raises ValueError if unknown."""
     token = _spoken.set(current() if language is None else check_language(language))
     try:
         yield
@@ -59,7 +59,7 @@ def speaking(language: str | None) -> Iterator[None]:
 
 @functools.cache
 def table(language: str) -> dict[str, str]:
-    """Return all translations by their English texts."""
+    """Return all translations of a language by their English texts."""
     texts: dict[str, str] = {}
     for path in sorted((Path(__file__).parent / language).glob("*.json")):
         texts |= json.loads(path.read_text(encoding="utf-8"))
@@ -67,12 +67,12 @@ def table(language: str) -> dict[str, str]:
 
 
 def needs_translation(text: str) -> bool:
-    """Whether a text has words beside formulas and placeholders: two letters in a row, since one is a symbol."""
+    """Return whether a text has words beside formulas and placeholders: two letters in a row, since one is a symbol."""
     return re.search(r"[A-Za-z]{2}", _NAMES.sub("", text)) is not None
 
 
 def say(text: str) -> str:
-    """Return an English text in the current language. ValueError if it has no translation."""
+    """Return an English text in the current language. Raise ValueError if it has words and no translation."""
     language = current()
     if language == ENGLISH:
         return text
@@ -82,17 +82,17 @@ def say(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """Return the translation of a text that may be a name in code; without a translation the text itself."""
+    """Return a text in the current language, unchanged if it has no translation: it may be a name in code."""
     return text if current() == ENGLISH else table(current()).get(text, text)
 
 
 def tight(text: str) -> str:
-    """Drop the spaces after Chinese punctuation, which has its own, from joined sentences."""
+    """Return joined Chinese sentences without the spaces after punctuation, which contains its own space."""
     return _AFTER_A_STOP.sub("", text)
 
 
 def rephrase(text: str) -> str:
-    """Return the translation of a text with filled placeholders; without a translation the text itself."""
+    """Translate a text whose placeholders are already filled in; without a translation return it unchanged."""
     if current() == ENGLISH or text in table(current()):
         return label(text)
     for pattern, translation in _patterns(current()):
@@ -103,7 +103,8 @@ def rephrase(text: str) -> str:
 
 @functools.cache
 def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
-    """Return patterns of texts with plain placeholders, and their translations, the longest first."""
+    """Return, for each text with plain placeholders, a pattern that matches it filled in, and its translation; the
+    longest text first."""
     templates = [
         (text, other) for text, other in table(language).items() if "$" not in text and _PLACEHOLDER.search(text)
     ]
@@ -121,7 +122,7 @@ def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
 
 
 def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") -> str:
-    """Return x in a few characters: a whole number in full, others with significant digits, yes or no, a dtype's name.
+    """Format x in a few characters: a whole number in full, others with `digits` digits, yes or no, a dtype's name.
 
     A tensor or array of one element counts as its number; anything else becomes `str(x)`. nan, inf: texts of NaN and of
     infinity, such as "never".
@@ -143,7 +144,7 @@ def number(x: object, digits: int = 4, *, nan: str = "NaN", inf: str = "inf") ->
 
 
 def percent(share: float) -> str:
-    """Return a share in percent that rounds neither to nothing nor to everything.
+    """Format a share of 1 in percent, rounded neither to nothing nor to everything.
 
     >>> percent(0.004), percent(0.5), percent(0.999), percent(1.0)
     ('<1%', '50%', '>99%', '100%')
@@ -154,7 +155,8 @@ def percent(share: float) -> str:
 
 
 class _Numbers(string.Formatter):
-    """Formats fields by `number` and `percent`; a tensor or array of one element counts as its number."""
+    """A formatter that writes fields by `number` and `percent`; a tensor or array of one element counts as its
+    number."""
 
     def format_field(self, value, spec: str) -> str:
         value = value.item() if hasattr(value, "item") else value
@@ -168,13 +170,13 @@ _FORMATTER = _Numbers()
 
 
 class Words(Mapping):
-    """A table of English texts, of any depth, that are returned in the current language.
+    """A nested table of English texts. Indexing returns a text in the current language, or a table below.
 
         WORDS = Words() | {"lost": {1: "One row is lost, {share:%} of all.", 2: "{n} rows are lost, {share:%} of all."}}
         WORDS.say("lost", n=rows, share=lost.mean())
 
-    `say` fills in a text. `english` is the table itself, for texts that a module reads on import and translates later.
-    """
+    `say` fills in a text. `english` is the table itself, for texts that a module reads on import and translates
+    later."""
 
     def __init__(self, english: Mapping | None = None):
         self.english = {} if english is None else english
@@ -199,8 +201,8 @@ class Words(Mapping):
 
         Numbers, and tensors of one element, are formatted by `number`, "{x:%}" by `percent`, and any other format, such
         as "{x:.2f}", by Python. For texts by a whole number, {0: …, 1: …, 2: …}, the first value is the count: it
-        selects its own text or, beyond them, the last.
-        """
+        selects its own text or, beyond them, the last. Raises KeyError for an unknown name, ValueError for a path that
+        ends at a table."""
         text = self.english
         for name in path:
             text = text[name]
