@@ -1,7 +1,7 @@
 """Gradient accumulation: one optimizer step from several micro-batches, and checks for any training loop.
 
-To save memory, the sequences of one step pass through the model in `accumulation` micro-batches, whose gradients add
-up. The invariant: same data, any accumulation, same loss, same gradient.
+To save memory, the sequences of one step pass through the model in `accumulation` micro-batches, whose gradients are
+summed. The invariant: the same data give the same loss and the same gradient for any accumulation.
 
     def step(accumulation):  # from the same weights and the same data every time
         model.zero_grad()
@@ -31,19 +31,21 @@ StepFunction = Callable[[int], tuple[float | Tensor, Gradients]]
 
 
 def micro_batches(tokens: Tensor, targets: Tensor, accumulation: int) -> list[tuple[Tensor, Tensor]]:
-    """Split tokens and targets [size, T] into `accumulation` micro-batches of equal size."""
+    """Split tokens and targets [size, T] into `accumulation` micro-batches of equal size, pairs of both. Raise
+    ValueError unless `accumulation` divides `size`."""
     if not isinstance(accumulation, int) or accumulation < 1 or len(tokens) % accumulation:
         raise ValueError(f"accumulation: expected a divisor of the {len(tokens)} sequences, got {accumulation!r}")
     return list(zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True))
 
 
 class Alone:
-    """A single process. `distributed.Ranks` has the same interface for several, each with its own rows of a step."""
+    """A single process, for code that also runs over ranks: `distributed.Ranks` has the same interface for several
+    processes, each with its own rows of a step. size: the number of ranks."""
 
     size = 1
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum x over all ranks."""
+        """Return x summed over all ranks; here x itself."""
         return x
 
     def agreed(self, loss: Tensor, norm: Tensor) -> tuple[float, float]:
@@ -51,8 +53,8 @@ class Alone:
         return loss.item(), norm.item()
 
     def sends(self, model: nn.Module, now: bool) -> AbstractContextManager:
-        """Context for the passes of one micro-batch. now: whether its backward reduces gradients over ranks, as the
-        last one's does."""
+        """Return a context for the passes of one micro-batch. now: whether its backward reduces gradients over ranks,
+        as that of the last micro-batch does."""
         return nullcontext()
 
 
@@ -75,8 +77,7 @@ def accumulate(
     numbers of them. autocast: the dtype of matrix products and operators. ranks: with several, tokens and targets are
     this rank's rows, the step spans all ranks, and the returned loss is this rank's share.
 
-    Raises ValueError for an accumulation that does not divide the sequences, and for a step without targets.
-    """
+    Raises ValueError for an accumulation that does not divide the sequences, and for a step without targets."""
     parts = micro_batches(tokens, targets, accumulation)
     n_targets = ranks.total((targets != IGNORED).sum())
     if not n_targets:
@@ -94,11 +95,10 @@ def accumulate(
 
 
 class Accumulated(NamedTuple):
-    """One accumulation compared with the reference.
+    """The loss and gradient of one accumulation, compared with a reference.
 
     loss_factor, grad_factor: ratios to the reference. rest: norm of the gradient's residual after projection onto the
-    reference, relative to the reference's norm; NaN if only norms are known.
-    """
+    reference, relative to the reference's norm; NaN if only norms are known."""
 
     accumulation: int
     loss: float
@@ -116,9 +116,8 @@ def measure_accumulation(
 ) -> list[Accumulated]:
     """Measure the loss and gradient of one step for each accumulation, as factors of the reference.
 
-    reference: the correct result of `step`, from a loop you trust; default: step(accumulations[0]).
-    Raises ValueError for too few accumulations, and for gradients that are zero or do not match the reference's.
-    """
+    reference: the correct result of `step`, from a loop you trust; default: step(accumulations[0]). Raises ValueError
+    for too few accumulations, and for gradients that are zero or do not match the reference's."""
     if len(accumulations) < 1 + (reference is None):
         raise ValueError(f"accumulations: expected at least two, or one and a reference, got {list(accumulations)}")
     baseline = None if reference is None else _result(reference, "reference")
@@ -139,7 +138,8 @@ def measure_accumulation(
 
 
 def _result(result: tuple[float | Tensor, Gradients], name: str) -> tuple[float, Tensor | None, float]:
-    """Return the loss, all gradients as one float64 vector (None if only the norm is known), and their norm."""
+    """Return the loss, all gradients as one float64 vector (None if only their norm is known), and their norm. Raise
+    ValueError, with `name`, for anything but a pair, and for no or zero gradients."""
     try:
         loss, gradients = result
     except (TypeError, ValueError):
@@ -168,9 +168,8 @@ def check_gradient_accumulation(
     """Check that accumulation changes neither the loss nor the gradient, and return the measurements.
 
     step, accumulations, reference: as in `measure_accumulation`. step must start from the same weights and the same
-    data each time, without dropout. tolerance: relative; rounding alone is about 1e-6 in float32.
-    Raises AssertionError with the factor between them and its likely cause.
-    """
+    data each time, without dropout. tolerance: relative; rounding alone is about 1e-6 in float32. Raises AssertionError
+    with the factor by which loss or gradient differ and its likely cause."""
     rows = measure_accumulation(step, accumulations, reference=reference)
     failures = [(row, fault) for row in rows if (fault := _fault(row, tolerance))]
     if failures:
@@ -181,7 +180,7 @@ def check_gradient_accumulation(
 
 
 def _fault(row: Accumulated, tolerance: float) -> str:
-    """Describe what is wrong with a row; an empty string if nothing is."""
+    """Return what is wrong with a measurement and the likely cause; "" if it agrees with the reference."""
 
     def near(x: float, y: float) -> bool:
         return abs(x / y - 1) <= tolerance
@@ -206,9 +205,8 @@ def _fault(row: Accumulated, tolerance: float) -> str:
 def check_initial_loss(loss: float | Tensor, vocab: int, *, tolerance: float = 0.1) -> float:
     """Check that an untrained model's loss is about ln(vocab), and return loss / ln(vocab).
 
-    loss: the mean over the targets, in nats, as the loop reports it at its first step. tolerance: relative.
-    Raises AssertionError with the expected loss, and with the factor if it is close to a whole number.
-    """
+    loss: the mean over the targets, in nats, as the loop reports it at its first step. tolerance: relative. Raises
+    AssertionError with the expected loss, and with the factor if it is close to a whole number."""
     factor = float(loss) / math.log(whole("vocab", vocab, 2))
     if abs(factor - 1) <= tolerance:
         return factor

@@ -1,4 +1,4 @@
-"""Causal softmax attention with rotary position embeddings: the baseline without recurrence or decay."""
+"""Causal softmax attention with rotary position embeddings: the baseline mixer without recurrence or decay."""
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,10 @@ from .stream import WHOLE, Stream
 
 
 class Attention(nn.Module):
-    """The time mix of one layer, dim to dim.
+    """The time mix of one layer, x [B, T, dim] to [B, T, dim].
 
     Its state is a KV cache that grows with every token: rotated keys and values, both [N, S, H, D], and a bool mask
-    `tokens` [N, S], False for padding.
-    """
+    `tokens` [N, S], False for padding."""
 
     STATE = ("keys", "values", "tokens")
 
@@ -24,7 +23,7 @@ class Attention(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
+        """Return this layer's contribution to x [B, T, dim], and first_value unchanged, which only RWKV7 uses."""
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
@@ -36,7 +35,8 @@ class Attention(nn.Module):
         return self.output(o.transpose(1, 2).flatten(2)), first_value
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, stream: Stream) -> Tensor:
-        """Attend with an explicit mask: for padding, packed sequences and cached keys. q, k, v: [B, H, T, D]."""
+        """Attend with an explicit mask: for padding, packed sequences and cached keys. q, k, v, result: [B, H, T, D].
+        Raise ValueError for packed sequences with a state."""
         (B, H, T, D), layout = q.shape, stream.layout
         t = torch.arange(T, device=q.device)
         visible = (t[:, None] >= t)[None]
@@ -73,8 +73,7 @@ def rotate(x: Tensor, place: Tensor | None = None) -> Tensor:
     """Apply rotary position embeddings (arXiv:2104.09864) to x [..., T, D]: rotate each pair of channels by an angle
     proportional to the token's position.
 
-    place: [B, T], the position of each token of x [B, H, T, D] in its sequence; default 0 … T - 1.
-    """
+    place: [B, T], the position of each token of x [B, H, T, D] in its sequence; default 0 … T - 1."""
     T, D = x.shape[-2:]
     speed = 10_000 ** -(torch.arange(0, D, 2, device=x.device) / D)
     if place is None:

@@ -24,7 +24,7 @@ HEAD_NORM_EPS = 64e-5
 NORM_EPS = 1e-5
 """flash-linear-attention's default `norm_eps`; its RWKV7 multiplies it by the head size."""
 BLENDS = {"rwkv-lm": "wkvrg", "fla": "rwkvg"}
-"""RWKV6: the order in which the projections of the token-shift weights are stacked in one tensor."""
+"""The order in which RWKV6's projections of the token-shift weights are stacked in one tensor, by library."""
 
 
 # --- decays -----------------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp(-exp(w))": log_decay,
     "exp(-exp(-0.5) * sigmoid(w))": lambda w: -math.exp(-0.5) * w.sigmoid(),
 }
-"""Functions from w to the natural-log decay, by the factor that multiplies the state."""
+"""Functions from another library's w to the natural-log decay, by the factor that multiplies the state."""
 
 
 def log_decay_from(w: Tensor, factor: str) -> Tensor:
@@ -66,10 +66,10 @@ def log_decay_from(w: Tensor, factor: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of their checkpoint, and the tensors of ours that it holds.
+    """One tensor of the other library's checkpoint, and the tensors of a model here that it holds.
 
-    ndim: allowed numbers of axes of theirs. split: theirs to ours; join: ours to theirs.
-    """
+    theirs, ours: the names. ndim: allowed numbers of axes of theirs. split: converts theirs to ours; join: ours to
+    theirs."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -94,14 +94,14 @@ LAYOUTS: dict[str, tuple] = {
     "transposed below": ((2,), lambda x: [y.T for y in x.chunk(5)], lambda x: torch.cat([y.T for y in x])),
     "transposed beside": ((2,), lambda x: [y.T for y in x.chunk(5, 1)], lambda x: torch.cat([y.T for y in x], 1)),
 }
-"""How they store one or several of our tensors: ndim, split and join of an `Entry`.
+"""By name, how the other library stores one or several of our tensors: ndim, split and join of an `Entry`.
 
 "row": a vector [dim] as [1, 1, dim]; "heads": one as [H, head_size]. The last five: five tensors in one.
 """
 
 Names = Iterator[tuple[str, str, str]]
-"""Our name, or several with spaces between that one tensor of theirs holds; layout and name in RWKV-LM's checkpoint;
-those in flash-linear-attention's. "": these tensors stand in another row for this library."""
+"""Tuples of three texts: our name, or several separated by spaces, whose tensors one of the other library holds; layout
+and name in RWKV-LM's checkpoint; those in flash-linear-attention's. "": another tuple has these tensors."""
 
 
 def _norm(ours: str, rwkv_lm: str, fla: str) -> Names:
@@ -168,8 +168,7 @@ class Kind:
     """A checkpoint format. names: the library that named its tensors, "rwkv-lm" or "fla". mixer: "rwkv6" or "rwkv7".
 
     by, heads: names of tensors in layer 0: one that only this format has, and one of shape [H, head_size].
-    layer: function that returns the `Names` of layer n.
-    """
+    layer: function that returns the `Names` of layer n."""
 
     names: str
     mixer: str
@@ -186,11 +185,10 @@ class Kind:
         return {"rwkv-lm": "blocks", "fla": "model.layers"}[self.names]
 
     def norm_eps(self, head_size: int) -> float:
-        """Return the eps of the head norm that gives the same logits here.
+        """Return the eps of the head norm with which a model here computes the same logits.
 
         Our RWKV6 scales its output by head_size^-0.5, theirs by 1. The head norm cancels the scale if its eps is
-        divided by head_size too.
-        """
+        divided by head_size too."""
         eps = HEAD_NORM_EPS if self.names == "rwkv-lm" else NORM_EPS * (head_size if self.mixer == "rwkv7" else 1)
         return eps / head_size if self.mixer == "rwkv6" else eps
 
@@ -219,7 +217,7 @@ KINDS = (
 
 
 def kind_of(weights: object) -> Kind | None:
-    """Return the format of a checkpoint, None if it is unknown."""
+    """Return the format of a checkpoint, a mapping of tensors by name; None if it is unknown."""
     if not isinstance(weights, Mapping):
         return None
     return next((kind for kind in KINDS if f"{kind.block}.0.{kind.by}" in weights), None)
@@ -237,8 +235,7 @@ def model_from(weights: Mapping[str, Tensor]) -> LanguageModel:
     norm_eps = 1e-5, expand_k = 1 (RWKV6) and value_dim = hidden_size (RWKV7).
 
     Raises ValueError for an unknown format, and, naming the tensor, for one that is missing, unknown, or of another
-    shape.
-    """
+    shape."""
     kind = kind_of(weights)
     if kind is None:
         got = f"{next(iter(weights), 'none')!r}" if isinstance(weights, Mapping) else type(weights).__name__
@@ -248,7 +245,7 @@ def model_from(weights: Mapping[str, Tensor]) -> LanguageModel:
 
 
 class _Reader:
-    """Reads a checkpoint into a model."""
+    """Converts one checkpoint to a `LanguageModel`; errors name the tensor as the checkpoint does."""
 
     def __init__(self, kind: Kind, weights: Mapping[str, Tensor]):
         self.kind, self.weights = kind, dict(weights)
@@ -318,8 +315,7 @@ def weights_of(model: LanguageModel, names: str) -> dict[str, Tensor]:
     model: with mixer "rwkv7" or "rwkv6". The tensors may share memory with the model's. `model_from` reads the result.
 
     Raises ValueError if their library cannot represent the model: another mixer, an `edit` other than 1 (RWKV7),
-    another head-norm eps, or a channel mix gated otherwise. The message names the setting that they need.
-    """
+    another head-norm eps, or a channel mix gated otherwise. The message names the setting that they need."""
     kind = _kind(model, names)
     time, channels = model.blocks[0].time, model.blocks[0].channels
     if getattr(time, "edit", 1.0) != 1.0:
@@ -356,13 +352,14 @@ def state_from(model: LanguageModel, state: Sequence, names: str) -> dict[str, T
 
     state: for "rwkv-lm" a list of three tensors per layer, for one sequence: the time mix's previous token [dim], the
         state, [H, V, K] for RWKV7 and [H, K, V] for RWKV6, and the channel mix's previous token [dim]. For "fla" a
-        mapping per layer, like `past_key_values[layer]`, with "conv_state" [N, dim], "recurrent_state" [N, H, K, V]
-        and "ffn_state" [N, dim].
+        mapping
+        per layer, like `past_key_values[layer]`, with "conv_state" [N, dim], "recurrent_state" [N, H, K, V] and
+        "ffn_state"
+        [N, dim].
     names: "rwkv-lm" or "fla".
 
-    Keys and values have one size here, so shapes do not reveal a transposed state: `names` decides.
-    Raises ValueError naming the tensor that is missing or has another shape.
-    """
+    Keys and values have one size here, so shapes do not reveal a transposed state: `names` decides. Raises ValueError
+    with the name of a tensor that is missing or has another shape."""
     kind = _kind(model, names)
     layers, time = len(model.blocks), model.blocks[0].time
     dim, K = model.embedding.embedding_dim, time.head_size
@@ -394,8 +391,7 @@ _PIECES = {"time.shift": "conv_state", "time.state": "recurrent_state", "channel
 def state_of(model: LanguageModel, state: Mapping[str, Tensor], names: str) -> list:
     """Convert a final state of this model to another library's, the inverse of `state_from`.
 
-    Raises ValueError for "rwkv-lm" if the state has more than one sequence.
-    """
+    Raises ValueError for "rwkv-lm" if the state has more than one sequence."""
     kind, converted = _kind(model, names), []
     state = model._check_state(state)
     if names == "rwkv-lm" and (N := len(next(iter(state.values())))) != 1:

@@ -24,10 +24,8 @@ class Corpus:
     vocab = 256
 
     def batch(self, size: int, T: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Draw `size` windows at random positions: tokens and targets, each [size, T] int64.
-
-        Raises ValueError if T is not between 1 and the number of bytes less one.
-        """
+        """Draw `size` windows at random positions; return tokens and targets, each [size, T] int64. Raises ValueError
+        if T is not between 1 and the number of bytes less one."""
         if not 1 <= T < len(self.text):
             raise ValueError(f"T: expected 1 to {len(self.text) - 1}, the bytes of the corpus less one, got {T}")
         start = torch.randint(len(self.text) - T, (size, 1), generator=generator, device="cpu")
@@ -35,7 +33,8 @@ class Corpus:
         return pieces[:, :-1], pieces[:, 1:]
 
     def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:
-        """Return the text without its last `share`, for training, and that share. ValueError unless 0 < share < 1."""
+        """Return the text without its last `share`, for training, and that share. Raises ValueError unless 0 < share <
+        1."""
         if not 0 < share < 1:
             raise ValueError(f"share: expected a number above 0 and below 1, got {share!r}")
         at = round(len(self.text) * (1 - share))
@@ -43,10 +42,9 @@ class Corpus:
 
 
 def text(path: Path | str) -> Corpus:
-    """Map a file into memory as a corpus; a batch reads only the bytes it needs.
+    """Return a file as a corpus, mapped into memory: a batch reads only the bytes it needs.
 
-    Raises FileNotFoundError if the file does not exist, ValueError if it is empty.
-    """
+    Raises FileNotFoundError if the file does not exist, ValueError if it is empty."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"path: expected a file, {path} is none")
@@ -60,9 +58,8 @@ def text(path: Path | str) -> Corpus:
 def standard_library(modules: int | None = None) -> Corpus:
     """Return the source of the standard library's modules in alphabetical order, without packages: some 5 MB.
 
-    modules: take only this many. The text depends on the version of Python.
-    Raises FileNotFoundError if this Python has no source files.
-    """
+    modules: take only this many. The text depends on the version of Python. Raises FileNotFoundError if this Python has
+    no source files, ValueError for fewer than one module."""
     if modules is not None:
         whole("modules", modules)
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:modules]

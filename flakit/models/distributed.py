@@ -39,14 +39,13 @@ from ..ops.common.validation import nan_decays_pass
 from .accumulation import Alone, accumulate
 
 APART = 1e-3
-"""Largest relative difference between the gradient norms of ranks, which hold the same gradient."""
+"""The largest relative difference between the gradient norms that ranks compute of the same gradient."""
 
 
 class Ranks(Alone):
     """The processes of one training. rank, size: this process's number and their count; device: this process's.
 
-    losses, norms: for the last step, each rank's share of the loss, and the gradient norm that it computed.
-    """
+    losses, norms: for the last step, each rank's share of the loss, and the gradient norm that it computed."""
 
     def __init__(self, device: str | None = None):
         """Use the existing process group, or else initialise one from torchrun's environment, or for this process only.
@@ -75,7 +74,7 @@ class Ranks(Alone):
             dist.init_process_group("nccl" if kind == "cuda" else "gloo", **alone, **own)
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return this rank's share of the rows of x, on its device."""
+        """Return this rank's share of the rows of x, on this rank's device."""
         return x.chunk(self.size)[self.rank].to(self.device)
 
     def total(self, x: Tensor) -> Tensor:
@@ -84,14 +83,14 @@ class Ranks(Alone):
         return x
 
     def gather(self, *numbers: float | Tensor) -> list[list[float]]:
-        """All-gather numbers: a list per rank."""
+        """Exchange numbers with all ranks; return a list of them per rank. Every rank must call it."""
         own = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in numbers])
         rows = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(rows, own)
         return torch.stack(rows).tolist()
 
     def objects(self, x: object) -> list:
-        """All-gather a picklable object: one per rank."""
+        """Exchange a picklable object with all ranks; return one per rank. Every rank must call it."""
         objects = [None] * self.size
         dist.all_gather_object(objects, x)
         return objects
@@ -110,22 +109,21 @@ class Ranks(Alone):
         return nullcontext() if now or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
     def wait(self) -> None:
-        """Wait until all ranks call this."""
+        """Return once every rank has called this."""
         self.gather(0.0)
 
     def close(self) -> None:
-        """Destroy the process group, unless it existed before."""
+        """Destroy the process group, unless it existed before this object."""
         if self._own:
             dist.destroy_process_group()
 
 
 def leave(status: int) -> NoReturn:
-    """End this process now, with that exit status, and skip what Python does at its end.
+    """End this process at once with an exit status, without Python's own clean-up at exit.
 
     For a process of a group, once its work is done. PyTorch's caches keep a group of FSDP2's alive, and with it the
     threads of gloo. One that drops its last tensor while Python ends aborts the process, and torchrun would report a
-    finished training as a failed one.
-    """
+    finished training as a failed one."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -134,12 +132,12 @@ def leave(status: int) -> NoReturn:
 def spread(
     model: nn.Module, ranks: Ranks, *, shard: bool = False, checkpointing: bool = False, compiled: bool = False
 ) -> nn.Module:
-    """Prepare a `LanguageModel` for training over ranks. It must be on the CPU and the same on every rank.
+    """Prepare a `LanguageModel` for training over ranks, and return it. It must be on the CPU and the same on every
+    rank.
 
     shard: shard parameters, gradients and optimizer states over ranks and gather them block by block (FSDP2); default:
     each rank holds all of them (DDP). checkpointing: recompute a block's activations in the backward pass instead of
-    storing them. compiled: torch.compile each block.
-    """
+    storing them. compiled: torch.compile each block."""
     for block in model.blocks:
         if checkpointing:  # blocks use no random numbers
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
@@ -162,13 +160,13 @@ def spread(
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return the model that was passed to `spread`."""
+    """Return the model inside DDP's wrapper, as it was passed to `spread`."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def settle(model: nn.Module, tokens: Tensor, targets: Tensor, autocast: torch.dtype | None) -> None:
     """Run one backward pass and discard it. After its first, DDP rebuilds its gradient buckets, so without this a
-    resumed training would sum in another order than one that was not interrupted."""
+    resumed training would sum in another order than an uninterrupted one."""
     if isinstance(model, DistributedDataParallel):
         with nan_decays_pass():
             accumulate(model, tokens, targets, autocast=autocast)
@@ -189,10 +187,10 @@ def save(
     about: dict,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint atomically to folder/step-00000100, from all ranks; delete all but the newest `keep`.
+    """Write a checkpoint atomically to folder/step-00000100, from all ranks; delete all but the newest `keep`; return
+    its path.
 
-    step: number of steps taken. about: JSON-serialisable metadata, which the function `about` reads back.
-    """
+    step: number of steps taken. about: JSON-serialisable metadata, which the function `about` reads back."""
     path, partial_path = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
     if ranks.rank == 0:
         shutil.rmtree(partial_path, ignore_errors=True)  # left by a process killed while writing
@@ -213,17 +211,18 @@ def save(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """List the complete checkpoints in a folder, the newest last."""
+    """Return the paths of the complete checkpoints in a folder, the newest last."""
     return sorted(folder.glob("step-*"))
 
 
 def about(path: Path) -> dict:
-    """Read the metadata of a checkpoint: `save`'s `about`, and "step"."""
+    """Return the metadata of a checkpoint: the argument `about` of `save`, and "step"."""
     return json.loads((path / ABOUT).read_text())
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and its optimizer, by DDP or FSDP2 over any number of ranks."""
+    """Load a checkpoint into a model and its optimizer, by DDP or FSDP2 over any number of ranks; clear the
+    gradients."""
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -231,7 +230,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Gather all weights on the CPU of rank 0, by the names of the unwrapped model. A collective call."""
+    """Return all weights on the CPU of rank 0, by the names of the unwrapped model. Every rank must call it."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 

@@ -18,10 +18,10 @@ from .training import evaluating
 
 
 def pad(sequences: Sequence[Tensor | Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Left-pad sequences of tokens to one length: tokens [B, T], int64, and mask [B, T], bool, False at the padding.
+    """Left-pad sequences of tokens to one length; return tokens [B, T], int64, and mask [B, T], bool, False at the
+    padding.
 
-    Raises ValueError for no sequences, or one that is empty or not 1-D; TypeError unless they hold int64 or int32.
-    """
+    Raises ValueError for no sequences, or one that is empty or not 1-D; TypeError unless they hold int64 or int32."""
     if len(sequences) == 0:
         raise ValueError("sequences: expected at least one, got none")
     rows = [torch.as_tensor(row, device=device) for row in sequences]
@@ -106,11 +106,12 @@ def generate(
 
 
 WORTH_A_GRAPH = 8
-"""Number of steps from which a CUDA graph pays off; its capture costs two."""
+"""The number of steps from which a CUDA graph pays off; capturing one costs two steps."""
 
 
 def _next_step(model: LanguageModel, state: Mapping[str, Tensor], steps: int) -> Callable[[Tensor], Tensor]:
-    """Return step(tokens [B, 1]) -> the head's input [B, dim], a function that advances the state on each call."""
+    """Return a function from tokens [B, 1] to the head's input [B, dim], which advances the model's state at each
+    call."""
     if steps >= WORTH_A_GRAPH and _can_be_captured(model):
         return _Captured(model, state)
 
@@ -130,8 +131,8 @@ def _can_be_captured(model: LanguageModel) -> bool:
 
 
 def _is_repeatable(model: LanguageModel) -> bool:
-    """Whether each step launches the same kernels and no Python on the host observes it: a replay calls no hook, and
-    `flakit.trace` would not see it."""
+    """Return whether every step launches the same kernels and nothing in Python observes it: the replay of a CUDA graph
+    calls no hook, and `flakit.trace` would not see it."""
     if not all(getattr(block.time, "operator", None) in RECURRENT for block in model.blocks):
         return False  # attention, whose state grows, or a custom operator, which may synchronise with the GPU
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
@@ -140,7 +141,8 @@ def _is_repeatable(model: LanguageModel) -> bool:
 
 
 class _Captured:
-    """A step as a CUDA graph: it reads `token` and `state`, writes its output to `x`, and updates `state` in place."""
+    """A step as a CUDA graph: it reads `token` and `state`, writes the head's input to `x`, and updates `state` in
+    place."""
 
     def __init__(self, model: LanguageModel, state: Mapping[str, Tensor]):
         device = model.head.weight.device
@@ -198,7 +200,8 @@ def _generator(seed: object, generator: object, model: LanguageModel) -> Generat
 def draw(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: Generator | None
 ) -> Tensor:
-    """Sample a token for each row of logits [B, vocab]: int64 [B]."""
+    """Sample a token for each row of logits [B, vocab]; return int64 [B]. Raise ValueError for NaN where values are
+    checked."""
     if check.looks_at_values(logits) and logits.isnan().any():
         row = logits.isnan().any(1).nonzero()[0].item()
         raise ValueError(

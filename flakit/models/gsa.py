@@ -12,11 +12,10 @@ from .stream import WHOLE, Stream
 
 
 class GSA(nn.Module):
-    """The time mix of one layer, dim to dim.
+    """The time mix of one layer, x [B, T, dim] to [B, T, dim].
 
     slots: number of slots per head, M. softening: divides the log forget gates, g = logsigmoid(f_proj x) / softening.
-    operator: computes the recurrence: `chunk_gsa`, or any function with its signature and result.
-    """
+    operator: computes the recurrence: `chunk_gsa`, or any function with its signature and result."""
 
     STATE = ("hk", "hv")
 
@@ -39,7 +38,7 @@ class GSA(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
+        """Return this layer's contribution to x [B, T, dim], and first_value unchanged, which only RWKV7 uses."""
         q, k, v = (
             F.silu(project(x)).unflatten(-1, (-1, self.head_size)) for project in (self.query, self.key, self.value)
         )

@@ -5,7 +5,7 @@
     logits, state = model(tokens, output_final_state=True)
     logits, state = model(more, initial_state=state, output_final_state=True)  # as if tokens and more were one row
 
-Models differ in their mixer alone, so that comparing two models compares their operators.
+Models differ only in their mixer, so that comparing two models compares their operators.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from .stream import WHOLE, Layout, Stream
 MIXERS: dict[str, Callable[..., nn.Module]] = {"rwkv7": RWKV7, "rwkv6": RWKV6, "gsa": GSA, "attention": Attention}
 INITIALISATIONS = ("published", "normal")
 SPREAD = 0.02
-"""Standard deviation of the weights with initialisation "normal"."""
+"""The standard deviation of the weights with initialisation "normal"."""
 
 
 class Block(nn.Module):
@@ -50,11 +50,10 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """Embedding with a deterministic gradient on a GPU, so that a resumed training has the same bits as one that was
-    not interrupted.
+    """An embedding with a deterministic gradient on a GPU, so that a resumed training has the same bits as an
+    uninterrupted one.
 
-    The backward of `F.embedding` sums the gradients of a repeated token in any order; that of indexing sorts them.
-    """
+    The backward of `F.embedding` sums the gradients of a repeated token in any order; that of indexing sorts them."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.weight[tokens] if tokens.is_cuda else super().forward(tokens)
@@ -150,7 +149,7 @@ class LanguageModel(nn.Module):
         self, tokens, mask=None, cu_seqlens=None, initial_state=None, output_final_state=False, group=None
     ) -> tuple[Tensor, dict[str, Tensor] | None, Layout | None]:
         """Return the head's input [B, T, dim], the final state (None unless requested), and the layout of the tokens
-        (None without mask or cu_seqlens)."""
+        (None without mask or cu_seqlens). Arguments and errors: as in `forward`."""
         packed, in_slices = cu_seqlens is not None, group is not None
         with ranks.refusals("LanguageModel", group, (tokens,), packed) if in_slices else nullcontext():
             mask = self._check(tokens, mask, cu_seqlens, in_slices)
@@ -173,8 +172,8 @@ class LanguageModel(nn.Module):
     def _slice(self, tokens, mask, cu_seqlens, keeps: bool, group) -> Slice:
         """Compare the arguments over ranks and return this rank's part of the sequences.
 
-        Raises ValueError, on every rank, for arguments that differ, and for mixer "attention".
-        """
+        Raise ValueError, on every rank, for arguments that differ, and for mixer "attention". keeps:
+        output_final_state."""
         if self.mixer == "attention":
             raise ValueError(
                 "group: expected None with mixer 'attention', where each token reads all before it and no state of one "
@@ -200,11 +199,11 @@ class LanguageModel(nn.Module):
         return Slice(group, piece, len(ends) - 1, cu_seqlens, torch.tensor(ends))
 
     def _check(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, in_slices: bool) -> Tensor | None:
-        """Check tokens, mask and offsets, and return the mask as bool.
+        """Return the mask as bool (None without one), after checking tokens, mask and offsets; raise TypeError or
+        ValueError.
 
         Values are checked on a CPU or under `flakit.checked()`, never in compiled code. in_slices: T may be 0, and the
-        offsets span all ranks.
-        """
+        offsets span all ranks."""
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens: expected an integer tensor [B, T], got {type(tokens).__name__}")
         if tokens.dtype not in (torch.int64, torch.int32):
@@ -253,7 +252,8 @@ class LanguageModel(nn.Module):
         return mask
 
     def _check_state(self, state: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
-        """Check that a state has exactly this model's names. Shapes are checked where each tensor is read."""
+        """Return the state if it has exactly this model's names, else raise ValueError, or TypeError for anything but
+        tensors. Shapes are checked where each tensor is read."""
         if state is None:
             return None
         if not isinstance(state, Mapping):
@@ -281,11 +281,10 @@ IGNORED = -100
 
 
 def loss(logits: Tensor, targets: Tensor, group: "torch.distributed.ProcessGroup | None" = None) -> Tensor:
-    """Mean cross entropy over the targets [B, T] that are not `IGNORED`, in nats, computed in float32.
+    """Return the mean cross entropy over the targets [B, T] that are not `IGNORED`, in nats, computed in float32.
 
     logits: [B, T, vocab]. An untrained model's loss is about ln(vocab). group: a process group whose ranks hold slices
-    of T: the mean is over all ranks' targets and the same everywhere; each rank's gradient is that of its own share.
-    """
+    of T: the mean is over all ranks' targets and the same everywhere; each rank's gradient is that of its own share."""
     logits, targets = logits.flatten(0, 1).float(), targets.flatten()
     if group is None:
         return F.cross_entropy(logits, targets, ignore_index=IGNORED)

@@ -10,42 +10,43 @@ from .stream import WHOLE, Stream
 
 
 def whole(name: str, x: object, least: int = 1) -> int:
-    """Return x as an int. Raises ValueError naming it unless it is an integer, Python's or numpy's, >= least."""
+    """Return x as an int. Raise ValueError, with `name`, unless it is an integer, Python's or numpy's, of at least
+    `least`."""
     if isinstance(x, bool) or not isinstance(x, Integral) or x < least:
         raise ValueError(f"{name}: expected a whole number of at least {least}, got {x!r}")
     return int(x)
 
 
 def ramp(dim: int) -> Tensor:
-    """Channel positions 0, 1/dim, …, below 1: [dim]."""
+    """Return the relative positions of channels, 0, 1/dim, …, below 1: [dim]."""
     return torch.arange(dim) / dim
 
 
 def blends(dim: int, **powers: float) -> nn.ParameterDict:
-    """Token-shift weights [dim] for each use of x: the share of the previous token, initially 1 - ramp^power."""
+    """Return token-shift weights [dim] by name: a channel's share of the previous token, initially 1 - ramp^power."""
     return nn.ParameterDict({name: nn.Parameter(1 - ramp(dim) ** power) for name, power in powers.items()})
 
 
 def linear(inputs: int, outputs: int, size: float) -> nn.Linear:
-    """Linear layer without bias, its weights uniform in ±size / sqrt(inputs); zero for size 0."""
+    """Return a linear layer without bias, its weights uniform in ±size / sqrt(inputs); zero for size 0."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.uniform_(layer.weight, -size / inputs**0.5, size / inputs**0.5)
     return layer
 
 
 def unit(x: Tensor) -> Tensor:
-    """Normalise each row of x [..., D] to unit length; rows shorter than eps = 1e-12 are divided by eps, zeros stay 0.
+    """Return each row of x [..., D] scaled to unit length; rows shorter than eps = 1e-12 are divided by eps, zeros stay
+    0.
 
     In float16 eps is the smallest normal number, 6e-5: 1e-12 would round to 0 and give 0 / 0 = NaN. The norm is taken
-    in float32 or wider: a sum of squares can overflow float16 where its root does not.
-    """
+    in float32 or wider: a sum of squares can overflow float16 where its root does not."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return F.normalize(wide, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).smallest_normal)).to(x.dtype)
 
 
 class LowRank(nn.Module):
-    """bias + f(x A) B with A [dim, rank] and B [rank, outputs]. A starts at zero, so the initial output is the bias
-    (plus f(0) B)."""
+    """The projection bias + f(x A) B with A [dim, rank] and B [rank, outputs]. A starts at zero, so the initial output
+    is the bias (plus f(0) B)."""
 
     def __init__(self, dim: int, rank: int, bias: Tensor | None = None, f=nn.Identity, outputs: int | None = None):
         super().__init__()
@@ -73,8 +74,8 @@ class HeadNorm(nn.GroupNorm):
 class ChannelMix(nn.Module):
     """RWKV7's channel mix, used by every model here: V relu(K x')^2, where x' blends a token with the previous one.
 
-    hidden: rows of K, default 4 dim. gated: multiply by sigmoid(R x''), with another blend x'', as published for RWKV6.
-    """
+    hidden: rows of K, default 4 dim. gated: multiply by sigmoid(R x''), with another blend x'', as published for
+    RWKV6."""
 
     STATE = ("shift",)
 

@@ -19,7 +19,8 @@ from ..ops.common.ranks import Piece, gathered
 
 
 class Slice(NamedTuple):
-    """The part of the sequences that this rank holds."""
+    """The part of the sequences that this rank, one process of `group`, holds. piece: which sequences enter and leave
+    it."""
 
     group: object
     piece: Piece
@@ -29,7 +30,7 @@ class Slice(NamedTuple):
 
     @property
     def own(self) -> slice:
-        """Indices of the sequences on this rank."""
+        """The indices, among all sequences, of those on this rank."""
         return slice(self.piece.first, self.piece.first + (self.piece.sequences or 0)) if self.packed else slice(None)
 
     @property
@@ -37,11 +38,10 @@ class Slice(NamedTuple):
         return self.cu_seqlens is not None
 
     def here(self, state: Tensor | None, like: Tensor) -> Tensor:
-        """Select the rows of an initial state [N, D] (None: zeros) for the sequences on this rank.
+        """Return the rows of an initial state [N, D] (None: zeros) for the sequences on this rank, [rows, D].
 
-        Sequences that began on an earlier rank get zeros. Returns [rows, D], or zeros [1, D] on a rank without
-        sequences. like: x [B, T, D], for dtype and device.
-        """
+        Sequences that began on an earlier rank get zeros; a rank without sequences gets zeros [1, D]. like: x [B, T,
+        D], for dtype and device."""
         rows = 1 if self.packed else len(like)
         if self.packed and self.piece.sequences:
             rows = self.piece.sequences
@@ -52,10 +52,9 @@ class Slice(NamedTuple):
     def entered(self, last: Tensor, has: Tensor, begun: Tensor) -> Tensor:
         """Return the token before each sequence's first token on this rank, [rows, D].
 
-        last: [rows, D], each sequence's last token here; has: [rows] bool, whether it has a token here. begun:
-        [rows, D], the initial state of the sequences that begin here. A collective call: every rank takes part, even
-        one that no sequence enters or leaves.
-        """
+        last: [rows, D], each sequence's last token here; has: [rows] bool, whether it has a token here. begun: [rows,
+        D], the initial state of the sequences that begin here. A collective call: every rank takes part, even one that
+        no sequence enters or leaves."""
         rows, piece = len(begun), self.piece
         entering = self.rows(piece.entering, rows, last.device)
         left, known = torch.where(has[:, None], last, begun), has[:, None] | ~entering
@@ -64,7 +63,8 @@ class Slice(NamedTuple):
         return torch.where(entering, _Entering.apply(left, known, self.group), begun)
 
     def ended(self, state: Tensor) -> Tensor:
-        """Place the final states [rows, D] of this rank in [N, D], with zeros for sequences that do not end here."""
+        """Return the final states [rows, D] of this rank placed in [N, D], with zeros for sequences that do not end
+        here."""
         state = state.masked_fill(self.rows(self.piece.leaving, len(state), state.device), 0)
         if not self.packed:
             return state
@@ -73,17 +73,17 @@ class Slice(NamedTuple):
 
     @staticmethod
     def rows(which: slice, rows: int, device: torch.device) -> Tensor:
-        """Return a bool mask [rows, 1], True at the given rows."""
+        """Return a bool mask [rows, 1], True at the rows that `which` selects."""
         mask = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         mask[which] = True
         return mask
 
 
 class _Entering(torch.autograd.Function):
-    """Take each row of left [rows, D] from the nearest earlier rank where known [rows, 1] is True; zeros if none is.
+    """Take each row of left [rows, D] from the nearest earlier rank where known [rows, 1] is True; zeros if there is
+    none.
 
-    Forward all-gathers the rows. Backward returns the gradient to the rank that each row came from.
-    """
+    Forward all-gathers the rows. Backward returns the gradient to the rank that each row came from."""
 
     @staticmethod
     def forward(ctx, left, known, group):
@@ -111,8 +111,7 @@ class _Entering(torch.autograd.Function):
 def sum_gradients(parameters: Iterable[Parameter], group) -> None:
     """Sum every parameter's gradient over the ranks of a group in place, one all-reduce per dtype.
 
-    Each rank holds the gradient of its own slice. The same parameters must have gradients on every rank.
-    """
+    Each rank holds the gradient of its own slice. The same parameters must have gradients on every rank."""
     grads = sorted((p.grad for p in parameters if p.grad is not None), key=lambda x: str(x.dtype))
     for _, same in groupby(grads, key=lambda x: x.dtype):
         same = list(same)

@@ -13,12 +13,11 @@ from .stream import WHOLE, Stream
 
 
 class RWKV6(nn.Module):
-    """The time mix of one layer, dim to dim.
+    """The time mix of one layer, x [B, T, dim] to [B, T, dim].
 
     w_rank: rank of the low-rank projection of the decay. blend_rank: rank of those of the token-shift weights.
     norm_eps: eps of the norm of each head, default 1e-5 head_size.
-    operator: computes the recurrence: `chunk_rwkv6`, or any function with its signature and result.
-    """
+    operator: computes the recurrence: `chunk_rwkv6`, or any function with its signature and result."""
 
     STATE = ("shift", "state")
 
@@ -48,7 +47,7 @@ class RWKV6(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor | None]:
-        """Return this layer's contribution to x [B, T, dim]; first_value, which only RWKV7 uses, passes through."""
+        """Return this layer's contribution to x [B, T, dim], and first_value unchanged, which only RWKV7 uses."""
         before = stream.shift(x)
         blended = torch.lerp(x, before, self.blend_all)
         by_token = {name: blend + self.blend_by_token[name](blended) for name, blend in self.blend.items()}

@@ -15,17 +15,18 @@ STRONGEST_DECAY = -math.exp(-0.5)
 
 
 class RWKV7(nn.Module):
-    """The time mix of one layer, dim to dim.
+    """The time mix of one layer, x [B, T, dim] to [B, T, dim].
 
     edit: the largest fraction of a key's stored value that a token may remove: b = edit * sigmoid(.) * kappa.
         A token multiplies the state along kappa by e^w - edit * sigmoid(.). With the published 1.0 this eigenvalue is
-        above -0.46, so that a flipped sign decays. 2.0 reaches -1, which state tracking needs (arXiv:2411.12537). Above
-        1 + e^w, 1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
+        above
+        -0.46, so that a flipped sign decays. 2.0 reaches -1, which state tracking needs (arXiv:2411.12537). Above 1 +
+        e^w,
+        1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
     w_rank, a_rank, g_rank, v_rank: ranks of the low-rank projections of the decay, the edit, the gate and the mix with
         layer 0's value.
     norm_eps: eps of the norm of each head, default 1e-5 head_size.
-    operator: computes the recurrence: `chunk_rwkv7`, or any function with its signature and result.
-    """
+    operator: computes the recurrence: `chunk_rwkv7`, or any function with its signature and result."""
 
     STATE = ("shift", "state")
 
@@ -62,10 +63,8 @@ class RWKV7(nn.Module):
         self.output = linear(dim, dim, 0.0)
 
     def forward(self, x: Tensor, first_value: Tensor | None, stream: Stream = WHOLE) -> tuple[Tensor, Tensor]:
-        """Return this layer's contribution to x [B, T, dim], and layer 0's value [B, T, dim].
-
-        first_value: layer 0's value, None in layer 0 itself.
-        """
+        """Return this layer's contribution to x [B, T, dim], and layer 0's value [B, T, dim]. first_value: layer 0's
+        value, None in layer 0 itself."""
         before = stream.shift(x)
         x = {name: torch.lerp(x, before, blend) for name, blend in self.blend.items()}
         r, k, v = self.receptance(x["r"]), self.key(x["k"]), self.value(x["v"])

@@ -17,11 +17,11 @@ from .tasks import Permutations
 from .training import Run, accuracy, train
 
 LEARNT = 32
-"""Tokens of the longest sequence in training."""
+"""The number of tokens of the longest sequence in training."""
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 """Test lengths in tokens; accuracy is taken over the second half of each."""
 SIZES = {3: {"dim": 32, "steps": 300}, 5: {"dim": 64, "steps": 500}}
-"""Width and training steps for S3 and S5."""
+"""By the number of items, 3 (group S3) or 5 (S5), the width of the model and the training steps."""
 
 _CHUNK = 16  # longer chunks would be mostly padding for short sequences
 _SHALLOW = {
@@ -40,7 +40,7 @@ of `SIZES`. "edit" is the option of `flakit.models.rwkv7.RWKV7`."""
 
 
 def model(name: str, items: int = 3, seed: int = 0) -> LanguageModel:
-    """Build one of `MODELS`, untrained. Raises ValueError for an unknown name or number of items."""
+    """Return one of `MODELS`, untrained. Raises ValueError for an unknown name or number of items."""
     if name not in MODELS:
         raise ValueError(f"name: expected one of {'; '.join(MODELS)}, got {name!r}")
     if items not in SIZES:
@@ -52,11 +52,11 @@ def model(name: str, items: int = 3, seed: int = 0) -> LanguageModel:
 def follow(
     name: str, items: int = 3, seed: int = 0, *, steps: int | None = None, progress: bool = True
 ) -> tuple[LanguageModel, Run, list[dict]]:
-    """Train one of `MODELS` on swaps of 3 or 5 items and test it. Return the model, the run, and a row per test length.
+    """Train one of `MODELS` on swaps of 3 or 5 items and test it. Return the model, its `Run`, and a row per test
+    length: a dict with "length", "accuracy" and the training's settings.
 
     steps: default those of `SIZES`, twice as many for four layers. seed: of the weights and the training data; the test
-    data is always the same. Accuracy is over 64 sequences; chance is 1 / items!.
-    """
+    data is always the same. Accuracy is over 64 sequences; chance is 1 / items!."""
     trained, task = model(name, items, seed), Permutations(items)
     steps = SIZES[items]["steps"] * MODELS[name]["longer"] if steps is None else steps
 

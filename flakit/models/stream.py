@@ -1,6 +1,6 @@
 """Padding, sequence boundaries and states, as a layer sees them in one call.
 
-A layer gets the previous token of each from its `Stream` (`shift`), zeroes what padding would write (`blank`) and runs
+From its `Stream` a layer gets each token's predecessor (`shift`); it zeroes what padding would write (`blank`) and runs
 its operator through it (`run`). So masks, packed sequences and initial states are handled once, here.
 """
 
@@ -30,8 +30,7 @@ class Layout:
     not None. sequences: the number of sequences, N, or B with a mask.
     before: [B, T], the index of the previous token, -1 at the start of a sequence.
     last: [N], the index of each sequence's last token, -1 if it has none.
-    sequence: [T], the sequence of each packed token; None with a mask.
-    """
+    sequence: [T], the index of the sequence of each packed token; None with a mask."""
 
     def __init__(self, B: int, T: int, device: torch.device, mask: Tensor | None, cu_seqlens: Tensor | None):
         self.mask, self.cu_seqlens, self.sequence = mask, cu_seqlens, None
@@ -55,7 +54,8 @@ class Layout:
         return torch.where(self.last[:, None] < 0, torch.zeros_like(last) if initial is None else initial, last)
 
     def shifted(self, x: Tensor, initial: Tensor | None) -> Tensor:
-        """Return the previous token of each in x [B, T, D]; for a sequence's first, `initial` [N, D] (None: zeros)."""
+        """Return the predecessor of each token in x [B, T, D]; for a sequence's first, `initial` [N, D] (None:
+        zeros)."""
         previous = x.gather(1, self.before.clamp(min=0)[..., None].expand(-1, -1, x.shape[-1]))
         if initial is None:
             first = torch.zeros_like(x[:, :1])
@@ -65,12 +65,11 @@ class Layout:
 
 
 class Stream:
-    """One call as seen by a part of the model. Default: no padding, no packing, no initial and no final state.
+    """The padding, packing and states of one call, for a part of the model. Default: none of these.
 
     layout: None if there is no padding and each row is a sequence. initial: the initial state, tensors by full name.
     final: the dict that parts write their final state to, None if it is not requested. part: prefix of this part's
-    names. over: this process's slice, when several hold the sequences together; the layout describes the slice.
-    """
+    names. over: this process's slice, when several hold the sequences together; the layout describes the slice."""
 
     def __init__(
         self,
@@ -83,14 +82,12 @@ class Stream:
         self.layout, self.initial, self.final, self.part, self.over = layout, initial, final, part, over
 
     def inside(self, part: str) -> "Stream":
-        """Return the stream of a submodule named `part`."""
+        """Return the stream of the submodule named `part`."""
         return Stream(self.layout, self.initial, self.final, f"{self.part}{part}.", self.over)
 
     def read(self, name: str, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return one tensor of the initial state, None if there is no initial state.
-
-        shape: None for an axis of any size. Raises ValueError for another shape.
-        """
+        """Return the tensor `name` of the initial state, converted to dtype, None if there is no initial state. shape:
+        None for an axis of any size. Raise ValueError for another shape."""
         if self.initial is None:
             return None
         x = self.initial[self.part + name]
@@ -102,11 +99,12 @@ class Stream:
         return x if dtype is None else x.to(dtype)
 
     def write(self, name: str, x: Tensor) -> None:
-        """Store one tensor of the final state."""
+        """Store x as the tensor `name` of the final state."""
         self.final[self.part + name] = x
 
     def shift(self, x: Tensor) -> Tensor:
-        """Token shift: the previous token of each in x [B, T, D]; for a first token the initial state, or zeros."""
+        """Return the predecessor of each token in x [B, T, D] (token shift); a first token's is the initial state, or
+        zeros."""
         T = x.shape[1]
         if self.over is not None:
             initial = self._previous_over_ranks(x)
@@ -123,14 +121,14 @@ class Stream:
         return torch.cat((initial[: len(x), None], x[:, :-1]), 1)[:, :T]
 
     def _latest(self, x: Tensor, initial: Tensor | None) -> Tensor:
-        """Return the last token of each sequence; `initial` for one without tokens."""
+        """Return the last token of each sequence in x [B, T, D], [N, D]; `initial` for a sequence without tokens."""
         if self.layout is not None:
             return self.layout.latest(x, initial)
         # For an empty slice, x.sum(1) = 0 ties `initial` to x, so that its backward joins the other ranks' too.
         return x[:, -1] if x.shape[1] else initial + x.sum(1)
 
     def _previous_over_ranks(self, x: Tensor) -> Tensor:
-        """Return the token before each sequence's first one on this rank, from whichever rank holds it."""
+        """Return the token before each sequence's first one on this rank, [rows, D], from whichever rank holds it."""
         initial = self.read("shift", (self.over.sequences, x.shape[-1]), x.dtype)
         begun = self.over.here(initial, x)
         if self.layout is None:
@@ -140,16 +138,14 @@ class Stream:
         return self.over.entered(self._latest(x, begun), has, begun)
 
     def blank(self, x: Tensor) -> Tensor:
-        """Zero x [B, T, ...] at padding."""
+        """Return x [B, T, ...] with zeros at padding."""
         if self.layout is None or self.layout.mask is None:
             return x
         return torch.where(self.layout.mask.view(*x.shape[:2], *[1] * (x.ndim - 2)), x, 0)
 
     def run(self, operator: Callable, *tensors: Tensor, state: Mapping[str, Sequence[int]]) -> Tensor:
-        """Run an operator with this call's packing and states, and return its o.
-
-        state: names and shapes, without the axis N, of the tensors of its state.
-        """
+        """Run an operator with this call's packing and states, and return its output o; the final state is stored if
+        requested. state: names and shapes, without the axis N, of the tensors of its state."""
         options, N = {}, len(tensors[0])
         if self.over is not None:
             options["group"], N = self.over.group, self.over.sequences

@@ -21,11 +21,10 @@ class Permutations:
     """State tracking: items are permuted, and after every move the model must name their current order.
 
     items: number of items, 2 to 5; 3 and 5 give the groups S3 and S5. moves: "swaps", transpositions only, or "all",
-    any element of the group. Token 0 begins a sequence and moves nothing; token n > 0 is move n - 1. The target is the
-    index of the current order, one of items! classes. It depends on all earlier moves and on their sequence.
-    For 5 items the task is complete for NC1. If TC0 and NC1 differ, linear recurrences with diagonal transitions cannot
-    express it in a fixed number of layers (arXiv:2404.08819).
-    """
+    any element of the group; others raise ValueError. Token 0 begins a sequence and moves nothing; token n > 0 is move
+    n - 1. The target is the index of the current order, one of items! classes. It depends on all earlier moves and on
+    their sequence. For 5 items the task is complete for NC1. If TC0 and NC1 differ, linear recurrences with diagonal
+    transitions cannot express it in a fixed number of layers (arXiv:2404.08819)."""
 
     items: int = 3
     moves: str = "swaps"
@@ -70,10 +69,8 @@ class Permutations:
 
 @dataclass(frozen=True)
 class Recall:
-    """Associative recall: keys and values alternate; where a key recurs, the model must predict its value.
-
-    keys, values: the number of each. Each sequence draws its own value for every key.
-    """
+    """Associative recall: keys and values alternate; where a key recurs, the model must predict its value. keys,
+    values: the number of each. Each sequence draws its own value for every key."""
 
     keys: int = 16
     values: int = 16
@@ -99,9 +96,7 @@ class Recall:
 @dataclass(frozen=True)
 class Copying:
     """Copying: random symbols, a start token, then the same symbols again, each of which the model must predict.
-
-    symbols: their number; the start token is one more. The first half of the sequence has no targets.
-    """
+    symbols: their number; the start token is one more. The first half of the sequence has no targets."""
 
     symbols: int = 16
 
@@ -126,8 +121,7 @@ class Delay:
     """Delayed copying: at every token predict the one `by` tokens earlier. Older tokens are noise, best forgotten.
 
     symbols: their number, drawn uniformly. The first `by` positions have no targets. Token shift reaches one token
-    back, so for a delay of 2 or more the answer must pass through the recurrence.
-    """
+    back, so for a delay of 2 or more the answer must pass through the recurrence."""
 
     symbols: int = 64
     by: int = 2

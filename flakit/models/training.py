@@ -33,7 +33,8 @@ class Run:
 
     @property
     def skipped(self) -> list[int]:
-        """Indices of the steps whose loss or gradient norm was not finite; `train` skips their update by default."""
+        """The indices of the steps whose loss or gradient norm was not finite; `train` skips their update by
+        default."""
         steps = zip(self.losses, self.grad_norms, strict=True)
         return [n for n, (a, b) in enumerate(steps) if not (math.isfinite(a) and math.isfinite(b))]
 
@@ -106,9 +107,8 @@ def take(
 ) -> tuple[float, float]:
     """Take one optimizer step. Return its loss and its gradient norm before clipping, both over all ranks.
 
-    skip: do not apply a step whose loss or norm is not finite; its gradients stay on the parameters.
-    lr, clip: as in `train`. The other arguments are those of `accumulate`.
-    """
+    skip: do not apply a step whose loss or norm is not finite; its gradients stay on the parameters. lr, clip: as in
+    `train`. The other arguments are those of `accumulate`, which also lists what it raises."""
     optimizer.zero_grad(set_to_none=True)
     with nan_decays_pass():
         loss = accumulate(model, tokens, targets, accumulation, autocast=autocast, ranks=ranks)
@@ -132,17 +132,15 @@ def adamw(model: nn.Module, *, weight_decay: float = 0.01) -> torch.optim.AdamW:
 
 
 def share_of_lr(step: int, steps: int, warmup: float, cosine: bool) -> float:
-    """Return the learning rate of a step as a fraction of the peak."""
+    """Return the learning rate of a step as a fraction of the peak; warmup, cosine: as in `train`."""
     ramp = (step + 1) / max(1.0, warmup * steps)
     return min(ramp, 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
 
 
 @contextmanager
 def bar(label: str, steps: int, *, done: int = 0, shown: bool = True, **options) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar that starts at step `done`; yields a function that advances it by one step with a message.
-
-    options: keyword arguments of rich's Progress.
-    """
+    """Show a progress bar that starts at step `done`; yield a function that advances it by one step with a message.
+    options: keyword arguments of rich's Progress."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[message]}"), disable=not shown, **options) as progress:
         task = progress.add_task(label, total=steps, completed=done, message="")
@@ -189,8 +187,7 @@ def mean_loss(
 ) -> float:
     """Return the mean loss on held-out data, in nats, over `batches` batches of `size` sequences of T tokens.
 
-    batch: of the held-out data, such as `Corpus.split()[1].batch`. autocast: as in `train`.
-    """
+    batch: of the held-out data, such as `Corpus.split()[1].batch`. autocast: as in `train`."""
     whole("batches", batches)
     generator, device = Generator().manual_seed(seed), next(model.parameters()).device
     losses = []

@@ -37,28 +37,31 @@ Decays = Callable[[str, nn.Module, Any], Tensor | None]
 
 
 class WatchWarning(UserWarning):
-    """A watch or recording saw no decays; the text says why."""
+    """Warns that a watch or recording saw no decays; the text says why."""
 
 
 class HeadroomWarning(UserWarning):
-    """Decays approach the limit of a kernel, or are -inf, where a gate w = -exp(x) has no gradient."""
+    """Warns that decays approach the limit of a kernel, or are -inf, where a gate w = -exp(x) has no gradient."""
 
 
 class Recording(dict):
-    """Decays by layer name: detached copies [B, T, H, K]. op: the operator they belong to, None if unknown."""
+    """Natural-log decays by layer name: detached copies [B, T, H, K]. op: the operator they belong to, None if
+    unknown."""
 
     op: str | None = None
 
 
 @contextmanager
 def recorded(model: nn.Module, decays: Decays | None = None) -> Iterator[Recording]:
-    """Record the decays of every layer in the last forward pass inside the block.
+    """Yield a `Recording` that every layer's decays of the last forward pass inside the block fill.
 
     decays: for models other than those of `flakit.models`: called after every module's forward with its name, the
         module and its output; its result is recorded under that name. Default: the decays that mixers of this package
-        pass to their operator.
+        pass
+        to their operator.
 
-    A block without any decay ends with a `WatchWarning` that names a likely reason.
+    A block without any decay ends with a `WatchWarning` that names a likely reason. Raises TypeError if decays is no
+    function; without it, ValueError for a model that has no layers of `flakit.models` with decays, or of two operators.
 
     >>> def decays(name, module, output):  # an RWKV6 whose w_proj makes x of w = -exp(x), heads of 64
     ...     return log_decay(output.float()).unflatten(-1, (-1, 64)) if name.endswith("w_proj") else None
@@ -81,12 +84,11 @@ _KEYS = itertools.count()
 
 
 class _Recorder:
-    """Fills a recording through hooks while `now` is true and `during`, if not None, is in training mode.
+    """Fills a recording through hooks while `now` is true and the module `during`, if not None, is in training mode.
 
-    torch.compile guards on both conditions: a compiled model gets one program that records and one that does not,
-    which costs nothing. A compiled program cannot call Python, so a custom operator records; it looks this object up by
-    its key. The operator declares that it mutates `touched`: the compiler would drop one without effects.
-    """
+    torch.compile guards on both conditions: a compiled model gets one program that records and one that does not, which
+    costs nothing. A compiled program cannot call Python, so a custom operator records; it looks this object up by its
+    key. The operator declares that it mutates `touched`: the compiler would drop one without effects."""
 
     def __init__(self, during: nn.Module | None = None, on_pass: Callable[[bool, bool], None] | None = None):
         self.recording, self.now, self.during, self.on_pass = Recording(), False, during, on_pass
@@ -129,7 +131,7 @@ class _Recorder:
             self._handles.append(model.register_forward_hook(_Hook(self.after)))
 
     def wrap(self) -> None:
-        """Wrap every mixer's operator, also one that has been replaced since."""
+        """Wrap every mixer's operator, including one that was assigned after the last call."""
         for module, wrapper in self._wrappers.items():
             operator = module.operator
             while operator is not wrapper and isinstance(operator, _Wrapper):  # of another watch
@@ -152,7 +154,7 @@ class _Recorder:
         return self.now and (self.during is None or self.during.training)
 
     def blind(self) -> str:
-        """Say why the recording may be empty although a forward pass ran."""
+        """Return why the recording may be empty although a forward pass ran."""
         return (
             "no layer called its operator"
             if self._decays is None
@@ -167,17 +169,18 @@ class _Recorder:
     # --- called by hooks
 
     def before(self, *_) -> None:
-        """Run before the watched model's forward pass."""
+        """Wrap the operators before the watched model's forward pass, unless it is being compiled."""
         if not torch.compiler.is_compiling():
             self.wrap()
 
     def after(self, module: nn.Module, *_) -> None:
-        """Run after the watched model's forward pass."""
+        """Report the watched model's forward pass to `on_pass` after it has run."""
         see = torch.ops.flakit.see_pass if torch.compiler.is_compiling() else _see_pass
         see(self.touched, self.key, module.training, torch.is_grad_enabled())
 
     def ask(self, name: str, module: nn.Module, _, output: Any) -> None:
-        """Ask the user's function for decays, after any module's forward pass."""
+        """Record what the user's function returns for a module, after its forward pass. Raise TypeError unless it is a
+        tensor or None."""
         if self.active():
             w = self._decays(name, module, output)
             if w is not None:
@@ -187,12 +190,12 @@ class _Recorder:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that torch.compile wraps: calls of either run its forward."""
+    """Return the module that torch.compile wraps, or the model itself: calls of either run its forward."""
     return getattr(model, "_orig_mod", model)
 
 
 def _recomputing() -> bool:
-    """Whether this is a backward pass, in which activation checkpointing repeats a forward pass."""
+    """Return whether this is a backward pass, in which activation checkpointing repeats a forward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -241,8 +244,7 @@ class _Hook:
 class _Wrapper:
     """A mixer's operator during a watch: records its decays and calls it. A copied or pickled model has the operator.
 
-    It replaces the operator because torch.compile guards on that object, and not on hooks.
-    """
+    It replaces the operator because torch.compile guards on that object, and not on hooks."""
 
     def __init__(self, recorder: _Recorder, name: str, arg: int, operator: Callable):
         self.recorder, self.name, self.arg, self.operator, self.detached = recorder, name, arg, operator, False
@@ -260,7 +262,7 @@ _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1],
 
 
 def _warn(category: type[Warning], text: str) -> None:
-    """Warn at the nearest caller outside flakit and PyTorch."""
+    """Issue a warning at the nearest caller outside flakit and PyTorch."""
     level, frame = 2, sys._getframe(1)
     while frame is not None and _inside(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
@@ -276,10 +278,8 @@ def _inside(file: str) -> bool:
 
 
 class Forecast(NamedTuple):
-    """One warning. used_up: the step at which the headroom runs out at the current pace; `step` itself if it is gone.
-
-    exponent, limit: the largest exponent and the kernel's limit, in natural log.
-    """
+    """One warning. used_up: the step at which the headroom runs out at the current pace; `step` itself if it has run
+    out. exponent, limit: the largest exponent and the kernel's limit, in natural log."""
 
     step: int
     layer: str
@@ -288,11 +288,11 @@ class Forecast(NamedTuple):
     exponent: float
     limit: float
     pace: float
-    """Growth of the exponent, natural-log units per step."""
+    """The growth of the exponent in natural-log units per step."""
     used_up: float
 
     def line(self, steps: Sequence[int]) -> list[float]:
-        """Return the exponents that it predicts at the given steps, on a straight line; NaN before its own step."""
+        """Return the exponents that it predicts at these steps, on a straight line; NaN before its own step."""
         return [self.exponent + self.pace * (n - self.step) if n >= self.step else math.nan for n in steps]
 
     def __str__(self) -> str:
@@ -334,10 +334,8 @@ class Alarm:
         self._due = -1  # the step that the last forecast named: no other forecast until then
 
     def hear(self, step: int, exponent: float) -> Forecast | None:
-        """Add the largest exponent at a step, and return a forecast if one is due, else None.
-
-        Raises ValueError unless steps increase.
-        """
+        """Add the largest exponent at a step, and return a forecast if one is due, else None. Raises ValueError unless
+        steps increase."""
         if self.steps and step <= self.steps[-1]:
             raise ValueError(f"step: expected one after {self.steps[-1]}, got {step}")
         self.steps.append(step)
@@ -355,13 +353,11 @@ class Alarm:
 
 
 class Watch:
-    """The result of `flakit.watch`. headrooms: measurements by step. warned: every `Forecast` so far.
-
-    recording: the decays of the last measurement, by layer, as `flakit.headroom` takes them.
-    """
+    """The result of `flakit.watch`. headrooms: measurements by step. warned: every `Forecast` so far. recording: the
+    decays of the last measurement, by layer, as `flakit.headroom` takes them."""
 
     def __init__(self, model: nn.Module, every: int, *, measure, decays, ahead, over, tell, dtype, **options):
-        """The arguments are those of `watch`."""
+        """Attach hooks to the model; the arguments are those of `watch`."""
         for name, number, least in (("every", every, 1), ("ahead", ahead, 0), ("over", over, 2)):
             whole(name, number, least)
         self.every, self.ahead, self.over, self.dtype, self.tell = every, ahead, over, dtype, tell
@@ -377,8 +373,7 @@ class Watch:
     def _on_pass(self, training: bool, builds: bool) -> None:
         """After a forward pass in training mode, count a step, and measure if one is due.
 
-        In evaluation mode, warn when `every` passes with gradients enabled (`builds`) have run since the last step.
-        """
+        In evaluation mode, warn when `every` passes with gradients enabled (`builds`) have run since the last step."""
         if not training:
             self._evaluated += builds
             if self._evaluated == self.every:
