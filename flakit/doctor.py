@@ -1,7 +1,7 @@
-"""What works here: `flakit doctor` in a terminal, `flakit.doctor.examine()` in a notebook.
+"""Check what works on this machine: `flakit doctor` in a terminal, `flakit.doctor.examine()` in a notebook.
 
-Looks at Python, the versions that have to fit each other, Triton (GPU or interpreter), JupyterLab and its widgets, and
-runs every operator, forward and backward, against float64 on each backend that this machine has.
+It looks at Python, the versions that have to fit each other, Triton (GPU or interpreter), JupyterLab and its widgets,
+and runs every operator, forward and backward, against float64 on each backend that this machine has.
 """
 
 import json
@@ -41,20 +41,20 @@ PACKAGES = [
 ]
 PYTHON = "3.10"
 TRITON_OF_TORCH = {"2.10": "3.6", "2.11": "3.6", "2.13": "3.7"}
-"""The triton release line that each torch release is built with."""
+"""The Triton release line that each PyTorch release is built with."""
 
 CHAINED_WRONG = (100, 103), "3.6.0", "3.7.1"
 """Compute capabilities, and the first and last Triton version known to miscompile, for a tile of 64 rows, two products
 that are added to one sum (triton-lang/triton#10821). Later versions are untested."""
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 1.4e-3}
-"""Relative L2 error against float64 that an operator may have, by the dtype of its inputs."""
+"""The largest relative L2 error against float64 that an operator may have, by the dtype of its inputs."""
 
 LAB_EXTENSIONS = {
     "jupyterlab_widgets": "share/jupyter/labextensions/@jupyter-widgets/jupyterlab-manager",
     "anywidget": "share/jupyter/labextensions/anywidget",
 }
-"""What JupyterLab needs to show sliders, and what it needs to show the pictures of panels."""
+"""The JupyterLab extensions, by package, that show sliders and the pictures of panels: folders of the environment."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis(JupyterMixin):
-    """The findings of `flakit doctor`; displays itself as a table in a terminal and in a notebook."""
+    """The findings of `flakit doctor`; it displays itself as a table in a terminal and in a notebook."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...] = ()
@@ -127,7 +127,7 @@ class Diagnosis(JupyterMixin):
             yield "\n[bold red]Something essential is broken: see BROKEN above.[/]"
 
     def _repr_mimebundle_(self, include, exclude, **kwargs) -> dict[str, str]:
-        """Return HTML of one line that unfolds; unfolded if there is something to do."""
+        """Return HTML of one line that unfolds to the report; it is unfolded if some finding needs action."""
         shown = super()._repr_mimebundle_(include, exclude, **kwargs)
         if "text/html" in shown:
             todo = sum(x.level in (WARNING, BROKEN) for x in self.findings + self.checks)
@@ -144,7 +144,7 @@ def _badge(level: str) -> str:
 
 
 def examine() -> Diagnosis:
-    """Examine this machine; takes some seconds, most of them to run the kernels."""
+    """Examine this machine and return the `Diagnosis`; takes some seconds, most of them to run the kernels."""
     versions = installed()
     devices = chips() if versions["triton"] and torch.cuda.is_available() else []
     findings = (
@@ -183,7 +183,7 @@ def build_of_torch(version: str, cuda: str | None, gpu: bool) -> Finding:
 
 
 def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -> Iterator[Finding]:
-    """Report versions that do not work together, each with a cure."""
+    """Yield a finding for each pair of versions that do not work together, with a cure."""
     torch_, triton, numpy, widgets = (versions.get(name) for name in ("torch", "triton", "numpy", "ipywidgets"))
     if triton is None and system == "linux":
         yield Finding("triton", WARNING, "missing, so no kernel can run", _pip_install("triton"))
@@ -199,7 +199,7 @@ def mismatches(versions: Mapping[str, str | None], system: str = sys.platform) -
 
 
 def _pip_install(what: str) -> str:
-    """Return the pip command, with the tested versions if their list is available."""
+    """Return the pip command that installs `what`, with the tested versions if their list is available."""
     return f"pip install {'-c constraints.txt ' * carried.IN_CHECKOUT}{what}"
 
 
@@ -230,7 +230,7 @@ def kernels(versions: Mapping[str, str | None]) -> Finding:
 
 
 def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Finding]:
-    """Report GPUs for which this Triton compiles kernels like flakit's wrongly, or may do so."""
+    """Yield a finding for each GPU for which this Triton compiles kernels like flakit's wrongly, or may do so."""
     capabilities, first, last = CHAINED_WRONG
     for device in devices:
         if device.capability in capabilities and triton:
@@ -245,7 +245,7 @@ def compiled_wrongly(devices: Sequence[Chip], triton: str | None) -> Iterator[Fi
 
 
 def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:
-    """Report which rows of the launch table each kind of GPU uses, and whether they ever ran on such a GPU."""
+    """Yield for each kind of GPU which rows of the launch table it uses, and whether they ever ran on such a GPU."""
     for device in devices:
         place = rows_file(device.capability)
         try:
@@ -273,7 +273,7 @@ def _rows_of(device: Chip, several: str, place: Path, meta: Mapping, tuned: Mapp
 
 
 def _seen(device: Chip) -> str:
-    """Describe how far the built-in rows were tested on a chip."""
+    """Return a phrase on how far the built-in rows were tested on a chip."""
     if device.capability in RUN_ON:
         return f"found and run on {RUN_ON[device.capability]} (sm_{device.capability})"
     only = f"found on {' and '.join(RUN_ON.values())}"
@@ -285,7 +285,7 @@ def _seen(device: Chip) -> str:
 
 
 def lab(versions: Mapping[str, str | None]) -> Iterator[Finding]:
-    """Check that JupyterLab, the kernel and the widgets share an environment; else sliders say "model not found"."""
+    """Check that JupyterLab, the kernel and the widgets share an environment; else sliders show "model not found"."""
     needed = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "pillow")
     missing = [name for name in needed if not versions[name]]
     if missing:
@@ -325,7 +325,7 @@ def serving_python() -> Path | None:
 
 
 def check_operators() -> Iterator[Check]:
-    """Run each operator and form on each backend, in the order reference, torch, triton; yields a Check each."""
+    """Run each operator and form on each backend, in the order reference, torch, triton; yield a `Check` each."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     yield from check_on("reference", "cpu")
     for device in devices:
@@ -341,7 +341,7 @@ def check_operators() -> Iterator[Check]:
 
 
 def check_on(backend: str, device: str) -> Iterator[Check]:
-    """Run every operator and form on a few tokens in float32; on a GPU also in bfloat16, as models use them."""
+    """Run every operator and form on a few tokens in float32, on a GPU also in bfloat16; yield a `Check` each."""
     for name, op in OPERATORS.items():
         tensors = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
         for form in op.forms:
@@ -351,10 +351,10 @@ def check_on(backend: str, device: str) -> Iterator[Check]:
 
 
 def check_16_bits(device: str) -> Iterator[Check]:
-    """Run the kernels for 16-bit inputs, which differ from those for float32. Of the heads of 64 channels, one has a
-    model's decays and one has -20, so that the mild and the general path through a chunk both run. RWKV6 and RWKV7 also
-    run in chunks with heads of 80 channels, which have their own kernels. The interpreter cannot multiply bfloat16 and
-    gets float16."""
+    """Run the kernels for 16-bit inputs, which differ from those for float32; yield a `Check` each. Of the heads of 64
+    channels, one has a model's decays and one has -20 (natural log), so that the fast path through a chunk, for weak
+    decays, and the general path both run. RWKV6 and RWKV7 also run in chunks with heads of 80 channels, which have
+    their own kernels. The interpreter cannot multiply bfloat16 and gets float16."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
     for name, op in OPERATORS.items():
         for form in op.forms:
@@ -385,7 +385,7 @@ def _checked(name: str, form: str, backend: str, device: str, tensors: dict, cha
 
 
 def _interpreted_elsewhere() -> Iterator[Check]:
-    """Run the interpreted kernels in a separate process: the interpreter must be enabled before Python starts."""
+    """Run the interpreted kernels in a separate process, since the interpreter must be enabled before Python starts."""
     command, env = "from flakit import doctor; doctor._print_interpreted()", {**os.environ, "TRITON_INTERPRET": "1"}
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", command], env=env, **streams)

@@ -38,14 +38,15 @@ REPLACEMENTS: Mapping[str, tuple[Callable, ...]] = {
     "fla.ops.rwkv7": (chunk_rwkv7, fused_recurrent_rwkv7, fused_mul_recurrent_rwkv7),
     "fla.ops.gsa": (chunk_gsa, fused_recurrent_gsa),
 }
-"""All that is ever replaced: these packages' functions of the same names, wherever a fla module holds them."""
+"""flakit's functions by the package whose functions of the same names they replace, wherever a fla module holds
+them."""
 
 
 class InPlaceOfFLA:
-    """What `in_place_of_fla` did. Print it to see every name that it replaced; `undo` puts the originals back."""
+    """The result of `in_place_of_fla`. Print it to see every name that was replaced; `undo` puts the originals back."""
 
     def __init__(self, version: str, originals: Mapping[Callable, Callable]):
-        """originals: flash-linear-attention's function for each of ours."""
+        """Replace the functions. originals: flash-linear-attention's function for each of ours."""
         self.version = version
         self._originals = originals
         self._blocks, self._stays = 0, False
@@ -53,7 +54,7 @@ class InPlaceOfFLA:
         """What stands in each place now: {"fla.layers.rwkv7.chunk_rwkv7": "flakit.ops.rwkv7.chunk_rwkv7", ...}"""
 
     def undo(self) -> None:
-        """Put the originals back, also where a module was imported since; a second time changes nothing."""
+        """Put the originals back, including in modules imported since; a second call changes nothing."""
         global _now
         if _now is self:
             _now = None
@@ -113,7 +114,8 @@ def in_place_of_fla(*, version: str | None = None) -> InPlaceOfFLA:
 
 
 def _found(version: str | None) -> tuple[str, dict[Callable, Callable]]:
-    """The installed version, and its function for each of ours."""
+    """Return the installed version of flash-linear-attention, and its function for each of ours; raise as
+    `in_place_of_fla`."""
     try:
         installed = getattr(importlib.import_module("fla"), "__version__", "unknown")
     except ModuleNotFoundError as error:
@@ -141,7 +143,7 @@ def _found(version: str | None) -> tuple[str, dict[Callable, Callable]]:
 
 
 def _differs(original: Callable, ours: Callable) -> str | None:
-    """What a call of the original could pass that ours would not take or take for something else."""
+    """Return how the signatures differ in what a call of the original could pass to ours; None if they agree."""
     takes = list(inspect.signature(ours).parameters.values())
     for place, argument in enumerate(inspect.signature(original).parameters.values()):
         if argument.kind is argument.VAR_KEYWORD:
@@ -154,7 +156,8 @@ def _differs(original: Callable, ours: Callable) -> str | None:
 
 
 def _swap(functions: Mapping[Callable, Callable]) -> dict[str, str]:
-    """Every attribute of a fla module that is one of the keys becomes its value: {where: name of the new one}."""
+    """Replace every attribute of a fla module that is one of the keys by its value; return {place: name of the new
+    function}."""
     new = {id(old): new for old, new in functions.items()}
     swapped = {}
     for name, module in sorted(sys.modules.items()):

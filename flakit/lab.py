@@ -1,10 +1,10 @@
-"""`flakit lab`: the notebooks in a folder of one's own, and JupyterLab opened there.
+"""`flakit lab`: copies the notebooks to a folder of the user's and opens JupyterLab there.
 
 The learner's own file, mine.py, is made there once and not touched again.
 
-A copy remembers what flakit gave: `.flakit.json` in the folder holds a fingerprint of each file as it was copied. A
-file that still has it was not changed and follows the next version; any other is the learner's and stays. Of a notebook
-only the cells and their text count, not the outputs: running it, or saving it in JupyterLab, is no change.
+A copy remembers the files as flakit delivered them: `.flakit.json` in the folder holds a fingerprint of each. A file
+that still has its fingerprint was not changed and follows the next version; any other is the learner's and stays. Of a
+notebook only the cells and their text count, not the outputs: running it, or saving it in JupyterLab, is no change.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ SOURCE = "source"  # in a copy: the files of flakit/ and data/ that the notebook
 
 @dataclass
 class Copied:
-    """What `copy` did, by the files' paths in the folder."""
+    """The result of `copy`: the paths of the files in the folder, by what happened to them. Its text is printed."""
 
     new: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
@@ -53,11 +53,10 @@ class Copied:
 
 
 def copy(folder: Path) -> Copied:
-    """Bring this version's notebooks, solutions, glossary and pictures into `folder`, over nothing that was changed.
+    """Copy this version's notebooks, solutions, glossary and pictures into `folder`, over no file that was changed.
 
-    A file that was deleted comes back. What both the learner and flakit changed is put beside theirs, its name ending
-    in "(flakit VERSION)".
-    """
+    A file that was deleted comes back. If the learner and flakit both changed a file, the new one is put beside theirs,
+    with a name that ends in "(flakit VERSION)"."""
     # Without a readable record, every file counts as the learner's.
     copied, now, result = record.entries(folder / RECORD, "files"), {}, Copied()
     for name, content in contents().items():
@@ -82,7 +81,8 @@ def copy(folder: Path) -> Copied:
 
 
 def contents() -> dict[str, bytes]:
-    """Return the content of a folder of one's own, by path."""
+    """Return the content of every file that a copy has, by its path in the folder. Raise FileNotFoundError if flakit's
+    own notebooks are missing."""
     notebooks = carried.folder("notebooks")
     if not (notebooks / FIRST).is_file():
         raise FileNotFoundError(f"the notebooks: expected them in {notebooks}, found none; is flakit installed whole?")
@@ -110,7 +110,8 @@ def contents() -> dict[str, bytes]:
 
 
 def _with_links_inside(content: bytes, depth: int) -> tuple[bytes, set[str]]:
-    """The text with its links to flakit/ and data/ turned to source/, and what they lead to. depth: of its folder."""
+    """Return a text with its links to flakit/ and data/ changed to source/, and their targets. depth: of the text's
+    folder."""
     up = "../" * depth
     links = re.compile(rf"\]\({re.escape('../' + up)}((?:flakit|data)/[\w./-]+)")
     text = content.decode()
@@ -118,7 +119,7 @@ def _with_links_inside(content: bytes, depth: int) -> tuple[bytes, set[str]]:
 
 
 def fingerprint(name: str, content: bytes) -> str:
-    """A hash of what a person would call the content: of a notebook, the kinds and texts of its cells."""
+    """Return a hash of what a person would call the content: for a notebook, the kinds and texts of its cells."""
     if name.endswith(".ipynb"):
         try:
             cells = json.loads(content)["cells"]
@@ -129,7 +130,7 @@ def fingerprint(name: str, content: bytes) -> str:
 
 
 def _put_beside(place: Path, content: bytes) -> Path:
-    """Write `content` beside `place`, under a name that nothing else has; a copy that is there already will do."""
+    """Write `content` beside `place` under an unused name, unless such a copy is there already; return its path."""
     numbers = chain([""], (f" {number}" for number in count(2)))
     names = (place.with_name(f"{place.stem} (flakit {__version__}){number}{place.suffix}") for number in numbers)
     beside = next(path for path in names if not path.exists() or path.read_bytes() == content)
@@ -141,7 +142,8 @@ def _put_beside(place: Path, content: bytes) -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether the notebooks are read from `folder` itself, as in a checkout, so that nothing needs copying."""
+    """Return whether `folder` is where flakit reads its notebooks from, as in a checkout, so that nothing needs
+    copying."""
     return folder.resolve() == carried.folder("notebooks").resolve()
 
 
@@ -150,7 +152,8 @@ def has_jupyterlab() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """What a process has to be started with in which notebooks run; what is set already stays."""
+    """Return environment variables with which a process that runs notebooks must start; those already set keep their
+    value."""
     import torch
 
     return {
@@ -163,7 +166,8 @@ def environment() -> dict[str, str]:
 
 
 def jupyterlab(root: Path, page: str, flags: Sequence[str] = ()) -> list[str]:
-    """The command that serves `root` to this machine alone and opens `page`, a path in it; `flags` are JupyterLab's."""
+    """Return the command that serves `root` to this machine alone and opens `page`, a path in it. flags: for
+    JupyterLab."""
     settings = carried.folder("notebooks") / SETTINGS
     as_root = ["--allow-root"] if getattr(os, "geteuid", lambda: None)() == 0 else []  # often so in a container
     return [
@@ -177,10 +181,8 @@ def jupyterlab(root: Path, page: str, flags: Sequence[str] = ()) -> list[str]:
 
 
 def start(folder: Path, flags: Sequence[str] = ()) -> int:
-    """Open JupyterLab at the first notebook of `folder`, in this process's place; on Windows, wait for it instead.
-
-    A checkout's own notebooks link to its other folders, so that all of it is served.
-    """
+    """Open JupyterLab at the first notebook of `folder`, in place of this process; on Windows, wait for it and return
+    its exit status. A checkout's own notebooks link to its other folders, so the whole checkout is served."""
     here = folder.resolve()
     root, page = (here.parent, f"{here.name}/{FIRST}") if is_own(here) else (here, FIRST)
     command = jupyterlab(root, page, flags)

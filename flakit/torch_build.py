@@ -36,10 +36,9 @@ def here() -> str | None:
 
 
 def coming(seconds: float = 60) -> str | None:
-    """Return the pinned version as pip would install it, with its suffix, or None if pip does not list it in time.
+    """Return the pinned version as pip would install it, with its suffix, or None if pip does not list it in `seconds`.
 
-    A dry run of pip would report more, but if an index serves no metadata, it downloads gigabytes.
-    """
+    A dry run of pip would report more, but if an index serves no metadata, it downloads gigabytes."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     try:
         done = subprocess.run(
@@ -55,8 +54,7 @@ def coming(seconds: float = 60) -> str | None:
 def announcement(torch: str | None, system: str = sys.platform) -> str:
     """Return the message before the download: the build, its size, and how to install the small build instead.
 
-    torch: the version with its suffix, None if unknown. system: as `sys.platform`.
-    """
+    torch: the version with its suffix, None if unknown. system: as `sys.platform`."""
     build = "" if torch is None else torch.partition("+")[2]
     if build == "cpu" or (torch and not build and system != "linux"):
         return f"PyTorch {torch} is coming, a build without CUDA: {SMALL} on disk in all"

@@ -48,12 +48,12 @@ PARALLEL = ("ddp", "fsdp2")
 NOT_FINITE = ("stop", "skip")
 DONE, LOST, WRONG = 0, 1, 2
 MAX_REPLAYS = 3
-"""Largest number of files not-finite-….pt that a training writes if it skips such steps."""
+"""The largest number of files not-finite-….pt that a training writes if it skips such steps."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command. Raises ValueError for a wrong one, with its name."""
+    """The options of the command. A wrong one raises ValueError with its name."""
 
     out: Annotated[
         Path | None, typer.Option(help="A folder for checkpoints, the log and the weights; found there, it goes on.")
@@ -109,14 +109,14 @@ class Settings:
 
     @property
     def model(self) -> dict:
-        """The arguments of `LanguageModel`."""
+        """The keyword arguments of `LanguageModel`."""
         slots = {"slots": self.slots} if self.mixer == "gsa" else {}
         sizes = {"dim": self.dim, "layers": self.layers, "head_size": self.head_size}
         return {"vocab": Corpus.vocab, "mixer": self.mixer, "seed": self.seed, **sizes, **slots}
 
     @property
     def plain(self) -> dict:
-        """The settings as strings and numbers, for JSON."""
+        """The settings by name as strings and numbers, for JSON."""
         return {name: str(x) if isinstance(x, Path) else x for name, x in asdict(self).items()}
 
 
@@ -124,23 +124,22 @@ ALIKE = (
     *("mixer", "dim", "layers", "head_size", "slots", "size", "T", "lr", "warmup", "weight_decay", "clip"),
     *("seed", "dtype"),
 )
-"""Settings that must not change when a training resumes."""
+"""The settings that must not change when a training resumes."""
 
 EXACT = ("ranks", "device", "torch", "triton", "flakit")
-"""What else must not change for a resumed training to be bit-identical."""
+"""What else must not change if a resumed training is to be bit-identical."""
 
 
 def batch(corpus: Corpus, s: Settings, step: int) -> tuple[Tensor, Tensor]:
-    """Draw the batch of a step for all ranks: tokens and targets, [size, T] int64.
+    """Draw the batch of a step for all ranks: tokens and targets, [size, T] int64 each.
 
-    A generator uses only 32 bits of its seed, hence a hash of seed and step.
-    """
+    A generator uses only 32 bits of its seed, hence a hash of seed and step."""
     return corpus.batch(s.size, s.T, Generator().manual_seed(zlib.crc32(f"{s.seed} {step}".encode())))
 
 
 def train(s: Settings) -> int:
     """Run a training on every rank. Return its exit status: 0, 1 if it stopped at a non-finite step, or 128 plus the
-    number of the signal that ended it. Raises ValueError or OSError, on every rank, for invalid arguments."""
+    number of the signal that ended it. Raise ValueError or OSError, on every rank, for invalid arguments."""
     ranks = Ranks(s.device)
     try:
         status = Training(s, ranks).run()
@@ -152,7 +151,8 @@ def train(s: Settings) -> int:
 
 
 class Training:
-    """One training on this rank. The constructor loads the newest checkpoint if there is one."""
+    """One training on this rank. The constructor loads the newest checkpoint if there is one. Raises ValueError for
+    sizes that the ranks do not divide, texts that differ over ranks, and a folder that cannot be made."""
 
     def __init__(self, s: Settings, ranks: Ranks):
         self.s, self.ranks, self.autocast = s, ranks, DTYPES[s.dtype]
@@ -180,10 +180,8 @@ class Training:
         self.replays = 0
 
     def _resume(self) -> int:
-        """Load the newest checkpoint, if any, and return the step to begin with.
-
-        Raises ValueError if it was written with other data or other `ALIKE` settings.
-        """
+        """Load the newest checkpoint, if any, and return the step to begin with. Raise ValueError if it was written
+        with other data or other `ALIKE` settings."""
         checkpoints = distributed.checkpoints(self.s.out)
         if not checkpoints:
             return 0
@@ -280,8 +278,7 @@ class Training:
     def _end(self, done: int, stops: bool, number: int) -> int:
         """Write the final weights or report why the training ended; return the exit status.
 
-        done: steps taken. stops: whether a non-finite step ended it. number: the signal that ended it, 0 for none.
-        """
+        done: steps taken. stops: whether a non-finite step ended it. number: the signal that ended it, 0 for none."""
         if stops or number:
             why = "not finite" if stops else signal.Signals(number).name
             self.log.write("end", done, why=why)
@@ -299,8 +296,7 @@ class Training:
 class Headrooms:
     """Watches the decays of each rank's rows; rank 0 reports the smallest headroom of all.
 
-    All ranks call it after each step. A watch counts forward passes, of which a step has `accumulation`.
-    """
+    All ranks call it after each step. A watch counts forward passes, of which a step has `accumulation`."""
 
     def __init__(self, training: Training):
         self.training, self.forecasts, self.watching = training, [], None
@@ -340,12 +336,11 @@ class Headrooms:
 
 
 def steepest(w: Tensor, chunk: int = 64) -> Tensor:
-    """Select the steepest decays of w [B, T, H, K] for measuring headroom; all of a large model's would take minutes.
+    """Return the strongest decays of w [B, T, H, K] for measuring headroom; all of a large model's would take minutes.
 
     Windows of 1, 16, 32 and 64 tokens (the longer three also without their first token), and the incomplete last chunk:
-    for the largest sum of each, take its head's chunk, the previous chunk and the incomplete one. Returns
-    [7 or 8, at most 191, 1, K].
-    """
+    for the largest sum of each, take its head's chunk, the previous chunk and the incomplete one. The result is [7 or
+    8, at most 191, 1, K]."""
     whole, places = w.shape[1] // chunk, []
     windows = F.pad(w.float(), (0, 0, 0, 0, 0, -w.shape[1] % chunk)).unflatten(1, (-1, chunk))
     for window, first in ((1, 0), (16, 0), (16, 1), (32, 0), (32, 1), (chunk, 0), (chunk, 1)):
@@ -370,7 +365,8 @@ def _headroom(recording: Recording, **options):
 
 
 class Log:
-    """log.jsonl: a line per step, written by rank 0. A resumed training first removes the steps that it repeats."""
+    """The file log.jsonl: a line per step, written by rank 0. A resumed training first removes the steps that it
+    repeats."""
 
     def __init__(self, s: Settings, begin: int, here: bool):
         self.path, self.here, self.board = s.out / "log.jsonl", here, None
@@ -436,12 +432,11 @@ class _Signals:
 
 
 def operations(model: LanguageModel, s: Settings) -> float:
-    """Count the minimal floating-point operations of training per token.
+    """Return the minimal floating-point operations of training per token.
 
     Each matrix weight counts 6, 2 forward and 4 backward; time mixing counts three times its forward. For RWKV and GSA
     that is the recurrence, by `numerics.work`; for attention its two products with the earlier tokens, T/2 on average.
-    Recomputation, the extra work of chunks and the embedding's lookup do not count.
-    """
+    Recomputation, the extra work of chunks and the embedding's lookup do not count."""
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n != "embedding.weight")
     if s.mixer == "attention":
         mixing = 6 * s.T * s.dim
@@ -487,7 +482,7 @@ def _corpus(s: Settings) -> Corpus:
 
 
 def _fingerprint(corpus: Corpus) -> str:
-    """Identify a text by its length and a checksum of bytes sampled across it."""
+    """Return a text's length and a checksum of bytes sampled across it, to compare texts over ranks and runs."""
     n = len(corpus.text)
     sample = corpus.text[torch.linspace(0, n - 1, min(n, 2**16), dtype=torch.float64).long()]
     return f"{n} bytes, {zlib.crc32(sample.numpy().tobytes()):08x}"
@@ -497,10 +492,9 @@ def _fingerprint(corpus: Corpus) -> str:
 
 
 def again(path: Path, device: str | None = None) -> str:
-    """Recompute a saved step, micro-batch by micro-batch in this process, until one is not finite; report it.
+    """Recompute a saved step, micro-batch by micro-batch in this process, until one is not finite; return a report.
 
-    path: a file not-finite-….pt; ValueError for another. device: default cuda if available.
-    """
+    path: a file not-finite-….pt; another raises ValueError. device: default cuda if available."""
     if not path.is_file():
         raise ValueError(f"replay: expected a file that a training has left, {path} is none")
     try:
@@ -543,12 +537,11 @@ def main(replay: Replay = None, **options):
     torchrun --nproc-per-node 2 -m flakit.train --out runs/third --data book.txt --mixer rwkv6 --device cpu
 
     Killed or stopped with Ctrl-C, the same command goes on from the last checkpoint: bit for bit on as many ranks,
-    within rounding on another number. --out has log.jsonl, a line for each step; step-…, the checkpoints; model.pt,
-    the weights at the end; not-finite-….pt, a step that was not finite.
+    within rounding on another number. --out has log.jsonl, a line for each step; step-…, the checkpoints; model.pt, the
+    weights at the end; not-finite-….pt, a step that was not finite.
 
     Exits with 0 when all steps are taken, 1 if it stopped for a step that was not finite, 2 if it could not run, and
-    128 and the number of the signal that ended it.
-    """
+    128 plus the number of the signal that ended it."""
     try:
         if replay is not None:
             typer.echo(

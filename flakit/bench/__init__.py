@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory on a GPU, beside other implementations if they are installed. Not run by tests."""
+"""Benchmarks of the operators' speed and memory on a GPU, beside other implementations if they are installed."""

@@ -13,7 +13,7 @@ from ..ops.common.launch import Table
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel."""
+    """One launch of a Triton kernel: its positional arguments, and its options by name."""
 
     kernel: JITFunction
     args: tuple
@@ -30,7 +30,8 @@ class Launch:
 
 @contextmanager
 def watched(*, run: bool = True) -> Iterator[list[Launch]]:
-    """Record all launches inside the block, in any thread, in the list it yields. run: False skips the launches."""
+    """Yield a list to which every launch inside the block is added, in any thread. run: False skips the launches
+    themselves."""
     launches: list[Launch] = []
     looked_up: list[tuple[str, str]] = []
     launch, look_up = JITFunction.run, Table.__getitem__
@@ -50,7 +51,8 @@ def watched(*, run: bool = True) -> Iterator[list[Launch]]:
 
 def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:
     """Return the key that a kernel's launch looked up: the latest one, but a scan may run between two launches of the
-    stream, so a scan takes the latest scan key and other kernels the latest other key."""
+    stream, so a scan takes the latest scan key and other kernels the latest other key. None for a kernel without a
+    row."""
     if kernel.fn.__module__ == packed_triton.__name__:
         return None
     scans = kernel.fn.__name__ == "scan_kernel"

@@ -39,7 +39,7 @@ def measured(size: int) -> dict:
 
 
 def _graph_us(call) -> float:
-    """Return the microseconds of one call in a graph of `CALLS`: the median over replays."""
+    """Return the microseconds of one call in a CUDA graph of `CALLS` calls: the median over replays."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         call()
@@ -61,11 +61,10 @@ def _graph_us(call) -> float:
 
 
 def fit(rows: Sequence[Mapping]) -> tuple[float, float, float]:
-    """Fit us = latency + bytes / rate to the rows, by least squares of the relative error.
+    """Fit us = latency + bytes / rate to the rows of `measured`, by least squares of the relative error.
 
-    Returns the latency in microseconds, the rate in GB/s (10^9 bytes per second) and the largest relative error.
-    A gather over R ranks counts as R - 1 such messages in sequence.
-    """
+    Return the latency in microseconds, the rate in GB/s (10^9 bytes per second) and the largest relative error. A
+    gather over R ranks counts as R - 1 such messages in sequence."""
     steps, sizes, us = (
         torch.tensor([float(x) for x in column], dtype=torch.float64)
         for column in zip(*((row["ranks"] - 1, row["bytes"], row["us"]) for row in rows), strict=True)

@@ -15,7 +15,7 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 
 class Times(NamedTuple):
-    """The 20%, 50% and 80% quantiles over calls, in milliseconds."""
+    """The 20%, 50% and 80% quantiles of a call's time, in milliseconds."""
 
     low: float
     median: float
@@ -23,19 +23,19 @@ class Times(NamedTuple):
 
 
 class KernelTime(NamedTuple):
-    """The time of a kernel, by its name in the profiler."""
+    """A kernel's share of a profiled call, under its name in the profiler."""
 
     kernel: str
     calls: float
-    """Launches per profiled call."""
+    """The number of launches per profiled call."""
     ms: float
-    """Milliseconds of all its launches in one profiled call."""
+    """The milliseconds of all its launches in one profiled call."""
     share: float
-    """Fraction of the time of all kernels."""
+    """The fraction of the time of all kernels."""
 
 
 class Meter:
-    """Measures on the current CUDA device."""
+    """Measures calls on the current CUDA device."""
 
     device = "cuda"
 
@@ -46,7 +46,7 @@ class Meter:
         return Times(*do_bench(call, warmup=50, rep=200, quantiles=QUANTILES))
 
     def replayed(self, call: Callable[[], object]) -> Times:
-        """Time a call captured in a CUDA graph: its time without launch overhead on the host."""
+        """Time a call captured in a CUDA graph, which excludes launch overhead on the host."""
         warmup = torch.cuda.Stream()
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup):
@@ -93,8 +93,8 @@ class Meter:
         return by_kernel(profiler.events(), calls)
 
     def ceilings(self) -> dict[str, float]:
-        """Measure the device's limits: copy bandwidth, reads plus writes, in 10^12 bytes per second, and the rate of
-        large bfloat16 matrix products in TFLOP/s."""
+        """Measure the device's limits: "copy_tb_s", the bandwidth of a copy, reads plus writes, in 10^12 bytes per
+        second, and "tflops", the rate of large bfloat16 matrix products."""
         x = torch.zeros(2**29, dtype=torch.uint8, device=self.device)
         y = torch.empty_like(x)
         a = torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16)

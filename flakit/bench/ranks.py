@@ -1,4 +1,4 @@
-"""One sequence over several GPUs, beside one GPU: times, their ratio, what is sent, and how far the results are apart.
+"""One sequence over several GPUs, beside one GPU: times, their ratio, the messages, and the error between the results.
 
     python -m flakit.bench.ranks [--gpus 2] [--tokens 262144] [--only rwkv6] [--json ranks.json]
 
@@ -34,7 +34,7 @@ CALLS = 10
 
 
 def measured(case: Case) -> dict:
-    """Measure a case and return its row, the same on every rank. A collective call."""
+    """Measure a case and return its row, the same on every rank; times in milliseconds. Every rank must call it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     op, full = case.operator, case.inputs()
     own = slice(case.T * rank // ranks, case.T * (rank + 1) // ranks)
@@ -81,7 +81,7 @@ def measured(case: Case) -> dict:
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """Return the relative L2 error of x against y."""
+    """Return the relative L2 error of x against y, both [1, T, …]."""
     total, error = 0.0, 0.0
     for a, b in zip(x.split(8192, 1), y.split(8192, 1), strict=True):  # all of it in float32 takes too much memory
         total += b.float().square().sum().item()
@@ -90,7 +90,7 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _largest(x: float) -> float:
-    """Return the maximum over ranks."""
+    """Return the largest x of all ranks."""
     value = torch.tensor(x, device="cuda", dtype=torch.float64)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return value.item()
@@ -103,7 +103,7 @@ def _of_last_rank(x: float) -> float:
 
 
 Span = tuple[float, float]
-"""An interval of time: begin, end."""
+"""An interval of time as (begin, end), in milliseconds."""
 
 
 def shared(some: list[Span], others: list[Span]) -> tuple[float, float]:

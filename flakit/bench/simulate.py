@@ -37,12 +37,13 @@ from .ranks import CASES, Case
 
 @dataclass(frozen=True)
 class Network:
-    """Times of messages and small kernels. `network` fills in the measured fields; the defaults are for 8 GPUs a host.
+    """Times of messages and small kernels. `network` fills in the measured fields; the defaults are for 8 GPUs per
+    host.
 
     start_us: from the issue of a message until its first byte leaves. hop_us: latency from one GPU to the next; between
     hosts through two network cards and a switch. gb_s: bandwidth one way, 10^9 bytes per second; between hosts by a
-    network card of 400 Gbit/s per GPU. small_us: a small kernel, as in decoding a token (6.0 in data/h200_speed.json).
-    """
+    network card of 400 Gbit/s per GPU. small_us: a small kernel, as in decoding a token (6.0 in
+    data/h200_speed.json)."""
 
     start_us: float
     gb_s: float
@@ -60,19 +61,18 @@ class Network:
 
 
 def network(**declared: float) -> Network:
-    """Return a `Network`, its times within a host from data/h200_messages.json. declared: fields to override."""
+    """Return a `Network` with times within a host from data/h200_messages.json. declared: fields to override."""
     latency, rate, _ = fit(recorded.read("h200_messages").rows)
     return Network(**{"start_us": latency - Network.hop_us, "gb_s": rate} | declared)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages and small kernels of one pass, forward or backward.
+    """The messages and small kernels of one pass, forward or backward.
 
-    gathered, map, state: bytes that a gather sends per rank, of a full map (M and N), and of a state. In the backward
-    a gather sends N only: all ranks have every M from the forward. apply, join: number of small kernels that apply a
-    map to a state, and that compose two maps.
-    """
+    gathered, map, state: bytes that a gather sends per rank, of a full map (M and N), and of a state. In the backward a
+    gather sends N only: all ranks have every M from the forward. apply, join: number of small kernels that apply a map
+    to a state, and that compose two maps."""
 
     gathered: int
     map: int
@@ -82,8 +82,8 @@ class Messages:
 
 
 def gather(ranks: int, sent: Messages, net: Network) -> float:
-    """Return the milliseconds until the last rank has its entering state: a ring, each step at its slowest link's
-    speed."""
+    """Return the milliseconds until the last rank has its entering state. Messages go around a ring of ranks, each step
+    at its slowest link's speed."""
     slowest = max(net.ms(r, (r + 1) % ranks, sent.gathered) for r in range(ranks))
     return net.start_us / 1e3 + (ranks - 1) * (slowest + sent.apply * net.small_us / 1e3)
 
@@ -161,7 +161,7 @@ def _small_kernels(op: str) -> tuple[int, int]:
 
 
 class _LaunchCounter(TorchDispatchMode):
-    """Counts operations that launch a kernel: all but views."""
+    """Counts the PyTorch operations inside its context that launch a kernel: all but views."""
 
     def __init__(self):
         super().__init__()
@@ -191,7 +191,7 @@ CARDS = "h200", "h100"
 
 
 def measured(op: str, card: str = CARDS[0]) -> list[Mapping]:
-    """Return the recorded rows of an operator over ranks on a card."""
+    """Return the recorded rows of an operator over ranks on a card of `CARDS`."""
     return recorded.read(f"{card}_ranks").select(operator=op)
 
 
@@ -199,8 +199,7 @@ def own(case: Case, fixed_ms: float | None = None, card: str = CARDS[0]) -> Rank
     """Return a rank's compute time for a case: the recorded time per token, scaled by the ratio of roofline times.
 
     fixed_ms: default the host's recorded time to issue a call. The scaling assumes that kernels are as far from their
-    roofline for these head sizes as for the recorded ones.
-    """
+    roofline for these head sizes as for the recorded ones."""
     speed = recorded.read("h200_speed")
     if fixed_ms is None:
         rows = speed.select(op=case.op, who="flakit", form="chunk", B=1, T=32_768, dtype="bfloat16")
@@ -217,23 +216,23 @@ def _floor(case: Case, meta: Mapping) -> float:
 
 
 def together_ms(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
-    """Return the milliseconds of forward and all gradients of a case over so many ranks."""
+    """Return the milliseconds of forward and all gradients of a case over so many ranks. way: an algorithm of
+    `WAYS`."""
     net, rank = net or network(), rank or own(case)
     wait_ms = sum(WAYS[way](ranks, sent, net) for sent in messages(case)) if ranks > 1 else 0.0
     return rank.ms(case.T / ranks) + wait_ms
 
 
 def efficiency(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
-    """Return the parallel efficiency: the time on one GPU / (ranks * the time on that many)."""
+    """Return the parallel efficiency: the time on one GPU / (ranks * the time on that many). way: as in
+    `together_ms`."""
     rank = rank or own(case)
     return rank.ms(case.T) / (ranks * together_ms(case, ranks, way, net, rank))
 
 
 def foretold(net: Network | None = None) -> list[dict]:
-    """Simulate every recorded row, from its alone_ms and not its together_ms. Return the rows with the prediction.
-
-    off: its relative error; off_without_fixed: the error with fixed_ms = 0.
-    """
+    """Simulate every recorded row, from its alone_ms and not its together_ms. Return the rows with the prediction,
+    simulated_ms. off: its relative error; off_without_fixed: the error with fixed_ms = 0."""
     rows = []
     recordings = {card: recorded.read(f"{card}_ranks").rows for card in CARDS}
     for card, row in [(card, row) for card, table in recordings.items() for row in table]:
@@ -248,11 +247,10 @@ def foretold(net: Network | None = None) -> list[dict]:
 def fastest(
     case: Case, ways: Iterable[str] = tuple(WAYS), most: int = 1024, net: Network | None = None, by: float = 0.02
 ) -> list[tuple[str, int]]:
-    """Return (way, ranks) pairs: the fastest way from that number of ranks on.
+    """Return (way, ranks) pairs: the fastest algorithm of `WAYS` from that number of ranks on.
 
     by: a way counts as fastest if no other is faster by more than this fraction; earlier ways win ties. most: the
-    largest number of ranks.
-    """
+    largest number of ranks."""
     choices = []
     for r in counts(most)[1:]:
         times = {way: together_ms(case, r, way, net) for way in ways}
@@ -282,8 +280,8 @@ def sized(op: str, T: int, head_size: int | None = None) -> Case:
 
 
 def table(case: Case, most: int = 1024, net: Network | None = None) -> list[dict]:
-    """Return a row per number of ranks: milliseconds and efficiency of each scheme of `WAYS`, and the bytes that a rank
-    receives in a gather."""
+    """Return a row per number of ranks: milliseconds and efficiency of each algorithm of `WAYS`, and the bytes that a
+    rank receives in a gather."""
     forward, backward = messages(case)
     rows = []
     for r in counts(most):

@@ -31,13 +31,14 @@ from ..numerics.operators import Operator, operator
 from .meter import Meter, Times
 
 DRAWN = 512
-"""Number of random tokens per sequence; longer sequences repeat them, except the decays of `_DRAWN_DECAYS`. To draw all
-tensors whole on the host would take longer than the benchmark itself."""
+"""The number of random tokens per sequence; longer sequences repeat them, except the decays of `_DRAWN_DECAYS`. To draw
+all tensors in full on the host would take longer than the benchmark itself."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark: operator, form, sizes, decays, dtype. decode: one token with its states, forward only."""
+    """One benchmark: operator, form, sizes, natural-log decay or its profile, dtype. M: slots. decode: one token with
+    its states, forward only."""
 
     op: str
     form: str
@@ -77,7 +78,7 @@ class Case:
 
 
 def _trained(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw -exp(x - 3), x normal, like the gates of a wide trained model: one in a million is below -6."""
+    """Draw decays -exp(x - 3), x normal, like the gates of a wide trained model: one in a million is below -6."""
     return -np.exp(rng.standard_normal(rows.shape) - 3)
 
 
@@ -132,9 +133,8 @@ CASES = [
 def of_gates(values: Tensor, name: str) -> list[Case]:
     """Return each operator's chunked case with eight sequences in bfloat16, its decays drawn from these values.
 
-    values: natural-log decays <= 0, any shape; ValueError for none, NaN or positive ones. name: the name of these
-    decays in the cases.
-    """
+    values: natural-log decays <= 0, any shape. name: the name of these decays in the cases. Raises ValueError for no
+    values, NaN or positive ones."""
     if not len(values := values.detach().flatten().double().cpu().numpy()):
         raise ValueError("values: expected decays, got none")
     if not (values <= 0).all():
@@ -144,7 +144,7 @@ def of_gates(values: Tensor, name: str) -> list[Case]:
 
 
 def chosen(only: str = "", cases: list[Case] = CASES) -> list[Case]:
-    """Return the cases whose description contains every word of `only`. ValueError if there are none."""
+    """Return the cases whose description contains every word of `only`. Raise ValueError if there are none."""
 
     def holds(case: Case, word: str) -> bool:
         return word in (str(case).split() if "=" in word else str(case))  # B=1 is not B=16
@@ -165,16 +165,15 @@ OURS = "flakit"
 class Competitor:
     """An implementation of an operator.
 
-    call: takes the operator's tensors in order, and initial_state and output_final_state by name.
-    takes: converts the natural-log decay to its own parameter, None if it takes the decay; means: the inverse.
-    """
+    call: takes the operator's tensors in order, and initial_state and output_final_state by name. takes: converts the
+    natural-log decay to its own parameter, None if it takes the decay; means: the inverse."""
 
     call: Callable
     takes: Callable[[Tensor], Tensor] | None = None
     means: Callable[[Tensor], Tensor] | None = None
 
     def leaves(self, op: Operator, tensors: dict) -> list[Tensor]:
-        """Return its input tensors, with the decay converted. Call this outside the timed region."""
+        """Return the implementation's input tensors, with the decay converted. Call this outside the timed region."""
         converted = dict(tensors)
         if self.takes is not None:
             rows = tensors[op.decay]
@@ -188,10 +187,8 @@ def peer_version() -> dict[str, str]:
 
 
 def competitors(case: Case, peers: bool = True, say: Callable[[str], None] = lambda text: None) -> dict:
-    """Return {name: Competitor}: ours, and with `peers` all installed ones that support the case.
-
-    say: called with a message for each peer that is not installed or fails to load.
-    """
+    """Return {name: Competitor}: ours, and with `peers` all installed ones that support the case. say: called with a
+    message for each peer that is not installed or fails to load."""
     form = case.operator.forms[case.form]
     available = {OURS: Competitor(form)}
     for name, find in PEERS.items() if peers else ():
@@ -219,7 +216,8 @@ def _fla(case: Case) -> Competitor | None:
 
 
 def _wind(case: Case) -> Competitor | None:
-    """RWKV7's chunks in CUDA: https://github.com/johanwind/wind_rwkv. Its decay is e^{-e^w}."""
+    """Return wind_rwkv's chunked CUDA kernels of RWKV7 (https://github.com/johanwind/wind_rwkv), whose w means a decay
+    factor e^{-e^w}; None for a case that they do not support. Raise ModuleNotFoundError if they are not installed."""
     square = case.K == case.V and case.T % 16 == 0 and case.dtype == "bfloat16"
     if case.op != "rwkv7" or case.form != "chunk" or not square:
         return None
@@ -258,8 +256,7 @@ def error(rival: Competitor, case: Case, device: str = "cuda") -> float:
     """Return the largest relative L2 error over o and every gradient; for a decode, over o and the final state.
 
     The case is cut to at most 512 tokens and 16 sequences. The number of sequences is otherwise kept, since kernels may
-    depend on it.
-    """
+    depend on it."""
     op, tensors = case.operator, case.inputs(device, B=min(case.B, 16), T=min(case.T, 512))
     leaves, w = rival.leaves(op, tensors), op.tensors.index(op.decay)
     if rival.means is not None:
@@ -284,7 +281,7 @@ FIRST_CALLS = "first_forward_s", "first_backward_s", "warm_forward_s", "warm_bac
 
 def first_calls_of(case: Case, who: str) -> dict[str, float]:
     """Return the seconds of the first forward and the first training step, by the names in `FIRST_CALLS`: in a fresh
-    process with an empty kernel cache, and in a second one with that cache. RuntimeError if a process fails."""
+    process with an empty kernel cache, and in a second one with that cache. Raise RuntimeError if a process fails."""
     seconds: list[float] = []
     command = [sys.executable, "-m", __name__, json.dumps(asdict(case)), who]
     with tempfile.TemporaryDirectory() as cache:
@@ -325,12 +322,11 @@ def rows(
     progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict]:
-    """Time the cases on a GPU: yields a row per case and competitor, with the columns in data/README.md.
+    """Time the cases on a GPU: yield a row per case and competitor, with the columns in data/README.md.
 
     cases: default `CASES`. peers: also time other implementations; one that autotunes takes minutes per shape.
-    first_calls: also time first calls. meter: default the current GPU's; RuntimeError without one.
-    progress: called with the step being timed. say: called with messages about missing or failing peers.
-    """
+    first_calls: also time first calls. meter: default the current GPU's; without a GPU RuntimeError is raised.
+    progress: called with the step being timed. say: called with messages about missing or failing peers."""
     meter = meter or _meter()
     for case in CASES if cases is None else cases:
         tensors = case.inputs(meter.device)
@@ -392,10 +388,9 @@ def profile(
     progress: Callable[[str], None] = lambda what: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict]:
-    """Profile the cases: yields a row per case, competitor, function ("forward", "both") and kernel.
+    """Profile the cases: yield a row per case, competitor, function ("forward", "both") and kernel.
 
-    Columns: those of `Case`, who, what, and those of `KernelTime`. Arguments: as in `rows`.
-    """
+    Columns: those of `Case`, who, what, and those of `KernelTime`. Arguments and errors: as in `rows`."""
     meter = meter or _meter()
     for case in CASES if cases is None else cases:
         tensors = case.inputs(meter.device)

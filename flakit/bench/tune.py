@@ -20,10 +20,10 @@ from .speed import Case, Competitor, calls
 Key = tuple[str, str]
 
 GAIN = 0.02
-"""Smallest relative improvement to accept: two measurements of one row differ by nearly as much."""
+"""The smallest relative improvement to accept: two measurements of one row differ by nearly as much."""
 
 AGREES = {"16-bit": 4e-3, "float32": 1e-5}
-"""Largest relative L2 difference between rows' results: other blocks round sums in another order."""
+"""The largest relative L2 difference between rows' results: other blocks round sums in another order."""
 
 VALUES = {
     "num_warps": (1, 2, 4, 8),
@@ -32,19 +32,20 @@ VALUES = {
     "num_stages": (1, 2, 3, 4),
     "maxnreg": (None, 96, 128, 168, 224),
 }
-"""Values to try for each field, in this order."""
+"""The values to try for each field, in this order."""
 
 
 class Refused(Exception):
-    """A candidate that cannot run on this GPU, or gives other results."""
+    """Raised for a candidate that cannot run on this GPU, or gives other results."""
 
 
 class Unreached(Exception):
-    """A row that none of its tuning inputs launches."""
+    """Raised for a row that none of its tuning inputs launches."""
 
 
 def chosen(only: str = "") -> list[Key]:
-    """Return the keys of the rows whose kernel or width contains each word of `only`. ValueError if there are none."""
+    """Return the keys of the rows whose kernel or width contains each word of `only`. Raise ValueError if there are
+    none."""
     keys = [key for key in TABLE if all(word in " ".join(key) for word in only.split())]
     if not keys:
         raise ValueError(f"only: expected words such as 'rwkv6 16-bit' or 'gsa.stream', got {only!r}")
@@ -73,10 +74,9 @@ def cases_of(key: Key, B: int = 8) -> list[Case]:
 
 
 def fields(key: Key) -> dict[str, tuple]:
-    """Return the tunable fields of a row, and the values to try.
+    """Return the tunable fields of a row, and the values to try for each.
 
-    BK stays fixed if a program holds all of K (it then is the largest K); BK and BV stay if it also holds all of V.
-    """
+    BK stays fixed if a program holds all of K (it then is the largest K); BK and BV stay if it also holds all of V."""
     kernel, _ = key
     if kernel == "scan":
         return {"num_warps": VALUES["num_warps"], "BV": (256, 512, 1024, 2048)}
@@ -87,7 +87,7 @@ def fields(key: Key) -> dict[str, tuple]:
 
 
 def fits(row: Launch, device: Chip) -> bool:
-    """Whether the device has a row's maxnreg registers for all its threads. Compiling checks shared memory."""
+    """Return whether the device has a row's maxnreg registers for all its threads. Compiling checks shared memory."""
     return (row.maxnreg or 0) * 32 * row.num_warps <= device.registers
 
 
@@ -96,9 +96,8 @@ def climb(
 ) -> tuple[Launch, float, float]:
     """Find the best row from `start` by coordinate descent. Return it, its milliseconds and those of `start`.
 
-    measure: measure(row, anew) -> milliseconds; anew: measure again instead of using an earlier result. Raises
-    `Refused` for a row that cannot be used.
-    """
+    measure: measure(row, anew) -> milliseconds; anew: measure again instead of using an earlier result. It raises
+    `Refused` for a row that cannot be used."""
     measured_ms = {start: measure(start, False)}
 
     def ms(row: Launch) -> float:
@@ -123,7 +122,8 @@ def climb(
 
 
 class Trial:
-    """Times rows of the table on the GPU. Caches the inputs of the latest case, and the results of the row in use."""
+    """Times rows of the table on the GPU: trial(key, row) -> milliseconds. Caches the inputs of the latest case, and
+    the results of the row in use, which every row's are compared with. B: sequences."""
 
     def __init__(self, meter: Meter, B: int = 8):
         self.meter, self.B, self._case, self._key = meter, B, None, None
@@ -164,7 +164,8 @@ class Trial:
         return tuple((x.kernel.fn.__name__, tuple(sorted(x.options.items()))) for x in launches if x.row == key)
 
     def _measure(self, key: Key, names: set[str]) -> float:
-        """Check the results against the expected ones, and return the milliseconds of the named kernels."""
+        """Return the milliseconds of the named kernels. Raise `Refused` if the row cannot run or gives other
+        results."""
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -189,10 +190,9 @@ def tune(
 ) -> Iterator[dict]:
     """Tune one row after another, and yield each with the columns in `flakit/ops/common/rows`.
 
-    Tuned rows are in use while the next ones are tuned.
-    trial: trial(key, row, anew) -> milliseconds of a row's kernels; raises `Refused` for a row that cannot be used, and
-    `Unreached` for a key without inputs, which is reported to `say` and skipped. progress: called before each trial.
-    """
+    Tuned rows are in use while the next ones are tuned. trial: trial(key, row, anew) -> milliseconds of a row's
+    kernels; raises `Refused` for a row that cannot be used, and `Unreached` for a key without inputs, which is reported
+    to `say` and skipped. progress: called before each trial."""
     tuned: dict[Key, Launch] = {}
     for key in keys:
         with TABLE.using(tuned):
@@ -219,13 +219,14 @@ def in_short(row: Launch) -> str:
 
 
 def check(path: Path, device: Chip) -> None:
-    """Check that an existing file has rows of the same kind of device. Raises ValueError: a file has one provenance."""
+    """Check that an existing file has rows of the same kind of device, else raise ValueError: a file has one
+    provenance."""
     if path.is_file() and (other := recorded.read(path, needs=("kernel", "width")).meta["device"]) != device.name:
         raise ValueError(f"{path}: expected rows tuned on {device.name}, got {other}'s; remove it or write another")
 
 
 def write(path: Path, device: Chip, rows: Sequence[Mapping], command: str = "flakit tune") -> None:
-    """Write rows to a file; they replace rows with the same keys, and the file's other rows stay."""
+    """Write rows to a file, where they replace rows with the same keys. Raise ValueError for another device's file."""
     check(path, device)
     replaced = {(row["kernel"], row["width"]) for row in rows}
     existing = recorded.read(path).rows if path.is_file() else ()
@@ -237,8 +238,7 @@ def write(path: Path, device: Chip, rows: Sequence[Mapping], command: str = "fla
 def here() -> tuple[Chip, Trial]:
     """Return the current GPU and a `Trial` on it, with batches that fit its memory.
 
-    Raises RuntimeError without a GPU or Triton, and for visible GPUs of several kinds.
-    """
+    Raises RuntimeError without a GPU or Triton, and for visible GPUs of several kinds."""
     from ..ops.common.dispatch import has_triton, interpreted
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""flakit cases, diagnose, headroom: the faults of the casebook, and where decays would meet them."""
+"""The commands flakit cases, diagnose and headroom: the faults of the casebook, and which decays would cause them."""
 
 import warnings
 from pathlib import Path
@@ -19,15 +19,15 @@ def cases(
     name: Annotated[str, typer.Argument(help='A case, or "all". Default: list them.', show_default=False)] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ):
-    """Run a case of the casebook and print what its law predicts beside what is measured here.
+    """Run a case of the casebook, a reproduced fault, and print what its law predicts beside what is measured here.
 
     flakit cases                       lists the cases and their knobs
 
-    flakit cases anchor                the numbers of the story
+    flakit cases anchor                runs a case at its recorded settings
 
-    flakit cases anchor --w -88.8      one setting of the knobs
+    flakit cases anchor --w -88.8      runs it at one setting of its knobs
 
-    flakit cases all                   every story; exits with 1 if a law fails
+    flakit cases all                   runs every case; exits with 1 if a law fails
     """
     from ..cases import registry
 
@@ -62,7 +62,8 @@ def cases(
 
 
 def _knobs(words: list[str]) -> dict[str, str]:
-    """Parse knobs: {"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]."""
+    """Parse knobs: {"w": "-88.8"} from ["--w", "-88.8"] or ["--w=-88.8"]. Raise ValueError for a missing name or
+    value."""
     values, words = {}, list(words)
     while words:
         word = words.pop(0)
@@ -100,7 +101,7 @@ def _list_cases(listed, console: Console, json: bool) -> None:
 
 
 def _add_head(table: Table, case) -> None:
-    """Add a case's title, and what was reported and measured."""
+    """Add a case's title to a table, and what was reported of its fault and what was measured."""
     reported = f"{escape(case.reported)} [dim]({', '.join(case.threads)})[/]" if case.threads else escape(case.reported)
     table.add_row(f"[bold]{case.name}[/]", escape(case.title))
     table.add_row("  [dim]reported[/]", reported)
@@ -113,7 +114,7 @@ def _shell(value: object) -> str:
 
 
 def _story(case, rows: list, knobs: dict) -> Group:
-    """Return a case as it is printed: both stories, then the table."""
+    """Return a case as it is printed: its title, what was reported and measured, then a table of its rows."""
     setting = ", ".join(f"{name} = {value}" for name, value in knobs.items()) or "the story's numbers"
     numbers = (Column(heading, justify="right") for heading in ("recorded", "law", "measured", "agree"))
     table = Table(setting, *numbers, box=box.SIMPLE_HEAD)
@@ -127,7 +128,7 @@ def _story(case, rows: list, knobs: dict) -> Group:
 
 
 def faults_table() -> Table:
-    """The columns of a table of faults: the fault, its lesson and the tensors."""
+    """Return an empty table of faults with the columns fault, lesson and one per tensor."""
     from ..cases.fingerprint import SHORT, TENSORS
 
     tensors = (Column(SHORT.get(name, name), justify="center") for name in TENSORS)
@@ -139,14 +140,13 @@ def diagnose(
     seen: Annotated[list[str], typer.Argument(help="TENSOR=ok, wrong, inf or nan, such as dr=nan.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ):
-    """Which tensors of an RWKV6 call are wrong? Print the faults of the casebook that do that, the best fit first.
+    """Print the faults of the casebook that make these tensors of an RWKV6 call wrong, those that agree best first.
 
     Tensors: o, dr, dk, dv, dw, du, S_T (the final state) and dS_0 (the initial state's gradient).
 
     flakit diagnose o=ok dr=nan du=ok
 
-    Exits with 1 if no fault fits, 2 if it could not run.
-    """
+    Exits with 1 if no fault agrees, 2 if it could not run."""
     from ..cases import fingerprint as fingerprints
 
     console = Console()
@@ -208,11 +208,11 @@ def headroom(
     block: Annotated[int, typer.Option(help="Rows a block, a power of two.")] = 16,
     json: Annotated[bool, typer.Option("--json", help="Print the margins of every layer as JSON.")] = False,
 ):
-    """Which kernels would make NaN of a model's decays, at which token, and how far away are the others?
+    """Print which kernels would make NaN of a model's decays, at which token, and how far the others are from that.
 
-    No kernel is run, and nothing in the file is executed: the exponents that each kernel takes are held against its
-    law. Decays of -inf are counted, for a gate w = -exp(x) has no gradient there. A checkpoint of RWKV6 or RWKV7, by
-    the names of RWKV-LM or flash-linear-attention, runs in float32 on tokens, and each layer's decays are measured.
+    No kernel is run, and nothing in the file is executed: the exponents that each kernel takes are compared with its
+    law. Decays of -inf are counted, because a gate w = -exp(x) has no gradient there. A checkpoint of RWKV6 or RWKV7,
+    by the names of RWKV-LM or flash-linear-attention, runs in float32 on tokens, and each layer's decays are measured.
 
     flakit headroom decays.safetensors --op gsa --layer blocks.3
 
@@ -220,8 +220,7 @@ def headroom(
 
     flakit headroom RWKV-x060.pth --tokens text.npy
 
-    Exits with 0 if no kernel shown breaks in a number format shown, 1 if one does, 2 if it could not run.
-    """
+    Exits with 0 if no kernel shown breaks in a number format shown, 1 if one does, 2 if it could not run."""
     from ..cases import decay_checkpoint, decay_files
     from ..cases.headroom import headroom as measure
     from ..cases.laws import LN_MAX
@@ -259,7 +258,8 @@ def headroom(
 
 
 def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_checkpoint) -> tuple[dict, str]:
-    """Return the decays by layer, and the operator that they belong to."""
+    """Return the decays of a file or of a checkpoint's run on tokens, by layer, and the operator that they belong to.
+    Raise ValueError for tokens without a checkpoint, and for another operator than the checkpoint's."""
     weights = decay_checkpoint.load(file)
     if weights is None:
         if tokens is not None:

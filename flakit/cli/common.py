@@ -21,14 +21,15 @@ def cell(x: object) -> str:
 
 
 def failure(command: str, error: object, *, code: int = 2, soft_wrap: bool = False) -> typer.Exit:
-    """Print why a command cannot run, and return the exception that ends it."""
+    """Print why a command cannot run, and return the exception that ends it with this exit code."""
     message = f"flakit {command}: {error}"
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=soft_wrap)
     return typer.Exit(code)
 
 
 def writable(option: str, path: Path | None, ending: str = "") -> None:
-    """Raise ValueError if a file cannot be written, before anything takes long."""
+    """Raise ValueError unless the file of an option can be written, before the command begins its work. ending: of its
+    name."""
     if path is None:
         return
     if path.is_dir():
@@ -42,7 +43,7 @@ def writable(option: str, path: Path | None, ending: str = "") -> None:
 
 
 def writable_folder(option: str, path: Path | None) -> None:
-    """Make a folder before anything takes long. Raises ValueError if that fails."""
+    """Make the folder of an option before the command begins its work. Raise ValueError if that fails."""
     try:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""flakit audit, trace, sweep: an operator, or a kernel of somebody's, under the instruments."""
+"""The commands flakit audit, trace and sweep: instruments for an operator of flakit or for a user's own kernel."""
 
 import os
 import tempfile
@@ -39,7 +39,7 @@ def audit(
         bool, typer.Option(help="Shrink failures to the smallest setting; needs the extra audit.")
     ] = True,
 ):
-    """Hold a linear-attention kernel to the float64 truth, with every probe that a real failure has taught.
+    """Compare a linear-attention kernel with the float64 truth, in probes that each look for a fault of a real kernel.
 
     flakit audit chunk_rwkv6
 
@@ -47,8 +47,7 @@ def audit(
 
     flakit audit my_kernel.py:my_op --reference my_kernel.py:naive
 
-    Exits with 0 if no probe fails (what is not supported is no failure), 1 if one does, 2 if it could not run.
-    """
+    Exits with 0 if no probe fails (what is not supported is no failure), 1 if one does, 2 if it could not run."""
     import torch
 
     from ..ops.common.dispatch import has_triton
@@ -100,10 +99,10 @@ def trace(
         int, typer.Option(min=0, help="With --digits: run so often more, interpreted, each time rounded at random.")
     ] = 0,
 ):
-    """Run a script and say where its first NaN or infinity is born: kernel, line, tile and lane, or PyTorch operation.
+    """Run a script and print where its first NaN or infinity arises: kernel, line, tile and lane, or PyTorch operation.
 
-    With --digits everything is computed once more in float64, and the lines that lost digits are named. On a GPU each
-    launch of a Triton kernel is interpreted besides, which takes seconds, and what the compiled one stored is compared.
+    With --digits everything is also computed in float64, and the lines that lose digits are named. On a GPU each launch
+    of a Triton kernel is interpreted as well, which takes seconds, and compared with what the compiled kernel stored.
 
     The script runs in a process of its own, its Triton kernels in Triton's interpreter where there is no GPU. Exits
     with 0 if all was finite, 1 if something was found, 2 if nothing ran or the script did not come to its end.
@@ -155,7 +154,7 @@ def sweep(
     tensor: Annotated[str, typer.Option(help="What the picture shows; default: all.")] = "",
     law: Annotated[str, typer.Option(help="A function of the other axis: the largest |decay|; module:function.")] = "",
 ):
-    """Measure an operator, or a kernel of your own, over a grid of settings: where it is finite, and how far off.
+    """Measure an operator, or a kernel of your own, over a grid of settings: where it is finite, and its error there.
 
     flakit sweep rwkv6 --over decay=-0.1..-100:7 --over T=64,256 --set K=32 --workers 2 --store found.jsonl --csv a.csv
 
@@ -213,7 +212,8 @@ def _axes(texts, option: str) -> dict[str, list]:
 
 
 def _axis(text: str, option: str) -> tuple[str, list]:
-    """("decay", [-0.1, -1.0]) from "decay=-0.1,-1"; a..b:n are n values evenly spaced in their logarithm."""
+    """Parse an axis: ("decay", [-0.1, -1.0]) from "decay=-0.1,-1"; a..b:n are n values evenly spaced in their
+    logarithm. Raise ValueError, with the option's name, for other text."""
     import torch
 
     name, equals, values = text.partition("=")
@@ -244,7 +244,7 @@ def _axis(text: str, option: str) -> tuple[str, list]:
 
 
 def _onsets(result) -> Group:
-    """What a sweep says in a few lines: of each tensor, where it is finite and how wrong it is there."""
+    """Return the printed summary of a sweep: for each tensor, where it is finite and how large its error is there."""
     import numpy as np
 
     def at(index) -> str:

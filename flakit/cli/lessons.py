@@ -1,4 +1,4 @@
-"""flakit lab, progress, doctor: the notebooks, what a learner has done of them, and what works here."""
+"""The commands flakit lab, progress and doctor: the notebooks, the learner's progress, and a check of this machine."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def lab(
 
     What you changed stays as it is; what you did not change follows a new version of flakit.
 
-    Where both changed, the new one is put beside yours. A file that you deleted comes back.
+    Where both changed, the new file is put beside yours. A file that you deleted comes back.
 
     flakit lab                         copies to ./flakit-notebooks
 
@@ -60,16 +60,16 @@ def show_progress(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ):
-    """Print which checks of the lessons were right, what comes next, and the fingerprints of faults that go with them.
+    """Print which checks of the lessons were answered correctly, which comes next, and the faults that these lessons
+    explain.
 
-    It reads mine.json, where the notebooks write it down on this machine.
+    It reads mine.json, where the notebooks record it on this machine.
 
     flakit progress
 
     flakit progress flakit-notebooks
 
-    Exits with 2 if there is no such folder.
-    """
+    Exits with 2 if there is no such folder."""
     from ..cases import fingerprint as fingerprints
     from ..course import progress, record
 
@@ -97,7 +97,7 @@ def show_progress(
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print everything found as JSON.")] = False):
-    """Say what works here, and how to repair what does not. Exits with 1 if something essential is broken."""
+    """Print what works here, and how to repair what does not. Exits with 1 if something essential is broken."""
     from ..doctor import examine
 
     if json:

@@ -1,4 +1,5 @@
-"""flakit bench, tune: how long the operators take on this machine's GPU."""
+"""The commands flakit bench and tune: how long the operators take on this machine's GPU, and how to make them
+faster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -94,7 +95,8 @@ def bench(
 
 
 def _of_gates(path: Path, first_calls: bool) -> list:
-    """Return benchmark cases with the decays of a file."""
+    """Return benchmark cases with decays drawn from a file's. Raise ValueError for another file, or with first
+    calls."""
     import torch
 
     from ..bench.speed import of_gates
@@ -111,7 +113,8 @@ def _of_gates(path: Path, first_calls: bool) -> list:
 
 
 def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:
-    """Print rows of `flakit bench` as a table, and write the picture if requested."""
+    """Print rows of `flakit bench` as a table, and write the picture if requested. Raise ValueError if the picture
+    needs the device's peak rates and `meta` has none."""
     ceilings = {name: meta[name] for name in ("copy_tb_s", "tflops") if name in meta}
     known = len(ceilings) == 2
     if picture is not None and not known:
@@ -124,7 +127,7 @@ def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> No
 
 
 def _times(rows, ceilings, title: str) -> Group:
-    """Return a line for each case, and below it one for each implementation."""
+    """Return the printed times: a line for each case, and below it one for each implementation."""
     from ..numerics.work import in_short, work
 
     heads = {"": 17, "forward ms": 7, "both ms": 6, "20–80%": 11, "× floor": 5, "host ms": 6, "GiB": 5, "error": 7}
@@ -159,7 +162,7 @@ def _times(rows, ceilings, title: str) -> Group:
 
 
 def _kernels(rows) -> Group:
-    """Return the rows of `flakit bench --profile`: a table for each call."""
+    """Return the printed rows of `flakit bench --profile`: a table of kernels for each call."""
     from ..numerics.work import in_short
 
     calls: dict = {}
@@ -183,9 +186,9 @@ def tune(
 ):
     """Find launch parameters for this machine's GPU, and write them where flakit takes them from on GPUs like it.
 
-    Run once: all rows take an hour or two, and each is written when it is found. Needs a GPU that does nothing else.
+    Run it once: all rows take an hour or two, and each is written when it is found. Needs a GPU that does nothing else.
 
-    Each candidate is held to the result of the row in use before it is timed. Exits with 2 if it could not run.
+    A candidate is timed only if its results match those of the row in use. Exits with 2 if it could not run.
 
     flakit tune --only "rwkv6 16-bit"
     """
