@@ -1,12 +1,13 @@
-"""Record data/gpu_audits.json or data/cpu_audits.json: what `flakit audit` says of several operators.
+"""Record data/gpu_audits.json or data/cpu_audits.json: the verdicts of `flakit audit` on several operators.
 
 python data/record_audits.py flakit [fla] [family] [--out FILE] [--only PROBE] [--workers 6] [--limit 480]
 
 family: flash-linear-attention's kernels of the operators that flakit has references of (`flakit.ops.family`); the file
-is data/gpu_family_audits.json unless said otherwise.
+is data/gpu_family_audits.json unless --out names another.
 
 Each operator is audited in a process of its own. flash-linear-attention's kernels choose among many configurations by
-timing them at every new shape, which takes minutes an operator; here each kernel has the first of its configurations.
+timing them at every new shape, which takes minutes per operator; here each kernel has only the first of its
+configurations.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SUBJECTS = {
     for whose in ("flakit", "fla")
 }
 PACKAGES = {"hgrn2": "gla", "dplr_delta_rule": "generalized_delta_rule"}
-"""Of flash-linear-attention, where it is not called like the operator."""
+"""The packages of flash-linear-attention whose name differs from the operator's, by operator."""
 SUBJECTS["family"] = [
     f"fla.ops.{PACKAGES.get(op, op)}:{form}_{PACKAGES[op] if op == 'hgrn2' else op} as {op}"
     for op in FAMILY
@@ -45,12 +46,12 @@ ADAPTERS = {"fla.ops.gla:fused_recurrent_gla": f"{Path(__file__).resolve()}:gate
 
 
 def gate_of_keys(function, q, k, v, g, **options):
-    """`fused_recurrent_gla` calls the gate of the keys gk."""
+    """Call `fused_recurrent_gla` with the gate of the keys g under its own name for it, gk."""
     return function(q, k, v, gk=g, **options)
 
 
 def pin_autotuners() -> None:
-    """Leave every kernel that is defined from now on the first of its configurations."""
+    """Restrict every Triton kernel that is defined from now on to the first of its autotuning configurations."""
     from triton.runtime.autotuner import Autotuner
 
     whole = Autotuner.__init__
@@ -72,7 +73,7 @@ def audit_one(subject: str, only: list[str] | None, seconds: float, out: Path) -
 
 
 def rows_of(subject: str, report: dict) -> list[dict]:
-    """One row a probe; the setting in words."""
+    """Return a row per probe of an audit's report, with its setting as text."""
     rows = []
     for probe in report["probes"]:
         setting = probe["setting"]
@@ -127,7 +128,7 @@ def main() -> None:
 
 
 def _in_a_process(subject: str, options: argparse.Namespace, folder: Path) -> dict | str:
-    """The report, or why there is none."""
+    """Audit an operator in a separate process; return the report, or as text why there is none."""
     out = folder / f"{subject.replace(':', '.').replace(' ', '_')}.json"
     command = [sys.executable, __file__, "--one", subject, "--out", str(out), "--seconds", str(options.seconds)]
     command += [word for probe in options.only or () for word in ("--only", probe)]

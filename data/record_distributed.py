@@ -1,9 +1,9 @@
-"""Record data/h200_distributed.json: one training on one GPU and on two, killed and gone on with. Needs two GPUs.
+"""Record data/h200_distributed.json: one training on one GPU and on two, killed and resumed. Needs two GPUs.
 
 python data/record_distributed.py [--out FILE] [--seconds 240] [--quick]
 
-Each run is `flakit.train` in processes of its own, of the same global batches; the file is written again after each,
-and none is begun after so many seconds. --quick: small, on two processes of a CPU.
+Each run is `flakit.train` in separate processes, on the same global batches; the file is written again after each, and
+none is begun after so many seconds. --quick: small, on two processes of a CPU.
 """
 
 import json
@@ -43,7 +43,7 @@ RUNS = {
 }
 """By name: the number of ranks and their own settings. A step has 16 sequences in all runs, 8 at once on a GPU."""
 WARM = 5
-"""First steps that the speed of a run excludes: they compile kernels and allocate memory."""
+"""The number of first steps that a run's speed excludes: they compile kernels and allocate memory."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def steps(log: list[dict]) -> list[dict]:
 
 
 def summary(logs: dict[str, list[dict]], name: str) -> str:
-    """Describe a run in a line: its speed, and the distance of its loss curve from that of its counterpart."""
+    """Return a line about a run: its speed, and the distance of its loss curve from that of its counterpart."""
     own, begins = steps(logs[name]), [x for x in logs[name] if x["kind"] == "begin"]
     middle = {x: [step[x] for step in own[WARM:]] for x in ("tokens_per_second", "tflops", "matrix_share")}
     words = [f"loss {own[0]['loss']:.4f} to {own[-1]['loss']:.4f}"]

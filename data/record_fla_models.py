@@ -1,11 +1,11 @@
-"""Record data/h200_fla_models.json: flash-linear-attention's language models, as they are and with flakit in them.
+"""Record data/h200_fla_models.json: flash-linear-attention's language models, with its own operators and with flakit's.
 
 python data/record_fla_models.py [rwkv7 rwkv6 gsa] [--out FILE] [--tune SECONDS] [--quick]
 
 Needs a GPU and flash-linear-attention with transformers (pip install --editable '.[fla]'). Its kernels tune themselves
 at first use, for minutes: that comes first, in processes that compile all at once and take turns on the GPU for each
-measurement. Then each model is timed alone. The file is written again after each model, so that a run cut short leaves
-those that are done; models that are not named keep the rows they have in it.
+measurement. Then each model is timed alone. The file is written again after each model, so that an interrupted run
+leaves the finished ones; models that are not named keep their rows in it.
 """
 
 import argparse
@@ -36,12 +36,13 @@ from flakit.numerics.errors import relative_l2
 
 MODELS = ("rwkv7", "rwkv6", "gsa")
 NOISE = 0.02
-"""On every parameter: RWKV7 begins with output projections of zero, so that a fresh model's loss says nothing."""
+"""The standard deviation of noise added to every parameter: RWKV7 begins with output projections of zero, so that a
+fresh model's loss does not depend on its layers."""
 PARTS = ("training", "generation")
 WHO = ("fla", "flakit")
 BEGAN = time.monotonic()
 REP = 10
-"""Milliseconds for which each candidate of its autotuning is measured, instead of Triton's 100."""
+"""The milliseconds for which each candidate of the autotuning is measured, instead of Triton's 100."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def say(text: str) -> None:
 
 
 def tune_all(models: list[str], limit: float, quick: bool) -> str:
-    """Run everything that will be timed once, in parallel processes; describe for the record which ended in time."""
+    """Run once everything that will be timed, in parallel processes; return for the record which of them ended in
+    time."""
     start, env = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
 
     def outcome(part: str, name: str, who: str) -> str:
@@ -138,7 +140,7 @@ def tune_all(models: list[str], limit: float, quick: bool) -> str:
 
 
 def tune(name: str, part: str, who: str, size: Size) -> None:
-    """Run one part of what will be timed; flakit's operators only compile."""
+    """Run once one part of what will be timed, so that its kernels tune themselves; flakit's operators only compile."""
     net, tokens = new_model(name, size, "cuda")
     with operators_of(who):
         train_step(net, tokens) if part == "training" else generate(net, tokens, size)
@@ -146,7 +148,8 @@ def tune(name: str, part: str, who: str, size: Size) -> None:
 
 
 def take_turns(lock: str) -> None:
-    """Let kernels compile in parallel, but one process at a time measure them, for a shorter time than usual."""
+    """Let kernels compile in parallel, but one process at a time measure them, for a shorter time than usual. lock: a
+    file."""
     import triton.testing
 
     alone = triton.testing.do_bench
@@ -170,7 +173,8 @@ def operators_of(who: str) -> contextlib.AbstractContextManager:
 
 
 def new_model(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Tensor]:
-    """One of flash-linear-attention's language models with random weights, and random tokens for it, [B, T]."""
+    """Return one of flash-linear-attention's language models with random weights, and random tokens for it, [B, T]
+    int64."""
     import fla.models as models
 
     prefix = name.upper()
@@ -184,7 +188,7 @@ def new_model(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfl
 
 @torch.no_grad()
 def move(net: nn.Module) -> None:
-    """Perturb all parameters, as a little training would: every part then contributes."""
+    """Add noise to all parameters, as a little training would change them, so that every part contributes."""
     torch.manual_seed(1)
     for parameter in net.parameters():
         parameter += NOISE * torch.randn(parameter.shape).to(parameter)
@@ -210,7 +214,7 @@ def generate(net: nn.Module, tokens: Tensor, size: Size) -> tuple[Tensor, Tensor
 
 
 def compare(name: str, size: Size, device: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[dict]:
-    """One row for each of `WHO`: the same weights and tokens, once with its operators and once with ours."""
+    """Yield a row for each of `WHO`: the same weights and tokens, once with its operators and once with ours."""
     net, tokens = new_model(name, size, device, dtype)
     fresh, results, times = {}, {}, {}
     for who in WHO:
@@ -247,7 +251,7 @@ def text(net: nn.Module, tokens: Tensor, size: Size) -> dict:
 
 
 def alike(got: dict, original: dict) -> dict:
-    """Compare gradients, logits after equal tokens, and tokens: relative differences and counts."""
+    """Compare gradients, logits after equal tokens, and tokens: relative L2 differences and counts, by name."""
     same = got["made"] == original["made"]
     follow_same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1).cumprod(1).bool()
     return {
@@ -259,7 +263,8 @@ def alike(got: dict, original: dict) -> dict:
 
 
 def timed(net: nn.Module, tokens: Tensor, size: Size) -> dict[str, float]:
-    """Milliseconds of a step among others, of issuing one to an idle GPU, of a generation; a step's peak in GiB."""
+    """Return the milliseconds of a step among others, of issuing one to an idle GPU and of a generation; a step's peak
+    in GiB."""
     on_gpu = tokens.is_cuda
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     for _ in range(3):

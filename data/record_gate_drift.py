@@ -5,9 +5,9 @@ python data/record_gate_drift.py [--jobs 2] [--out FILE] [--quick]           nee
 python data/record_gate_drift.py --long [--seconds 480] [--out FILE] [--quick]                 on one GPU or several
 python data/record_gate_drift.py --text [--out FILE] [--quick]                   needs no GPU; some minutes on one core
 
-The long runs are those of a wider GSA on the story's 3000 tokens, at learning rates that people use. One of them holds
-at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as the profiler counts allocations): all
-six fit on one GPU beside other work, and `LIMIT_GB` sees to it.
+The long runs are those of a wider GSA on 3000 tokens, as in the report of this fault, at learning rates that people
+use. One of them holds at most 0.46 GB of tensors (with the right kernel 0.39 GB; measured on a CPU, as the profiler
+counts allocations): all six fit on one GPU beside other work, and `LIMIT_GB` enforces it.
 """
 
 import math
@@ -28,15 +28,16 @@ from flakit.numerics import recorded
 
 SEEDS, STEPS, WINDOW = range(4), 600, 20
 SLOWER, SLOWER_STEPS = 4, 6000
-"""A learning rate that is smaller by this factor, for GSA's faulty kernel, and how long it runs."""
+"""The factor by which a further learning rate for GSA's faulty kernel is smaller, and the steps of that run."""
 LONG = {"dim": 128, "tokens": 3000}
 LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
 TEXT_STEPS, TEXT_WINDOW = 1200, 20
-"""Of the run that dies: steps of the right kernel, and after how many steps each run is checked for a fatal one."""
+"""Of the run that becomes NaN: steps of the right kernel, and after how many steps each run is checked for NaN."""
 AFTER, RESUMED, RESUMED_LATER = 2, 120, 40
-"""Recorded steps of a dead run from the fatal one on; steps whose text is stored after the first and later deaths."""
+"""Recorded steps of a NaN run from its first such step on; steps whose text is stored after the first and later
+ones."""
 LIMIT_GB = 8
-"""Of a GPU's memory, for each run: one that needs more fails by itself and leaves others theirs."""
+"""The GPU memory that a run may use: one that needs more fails by itself and leaves the others theirs."""
 
 
 def main() -> None:
@@ -102,10 +103,8 @@ def long() -> list[dict]:
 
 
 def run(n, *, op, kernel, seed, lr, steps, go_on, sizes, window, device, seconds) -> list[dict]:
-    """A row for each window; one that is to go on does so for half as long with its projection re-initialised.
-
-    n: which GPU, counted round and round.
-    """
+    """Return a row for each window of a run's steps. go_on: also for half as many steps with the gates' projection
+    re-initialised. n: the run's number, which selects its GPU in turn."""
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(n % torch.cuda.device_count())
@@ -137,10 +136,10 @@ def windows(setting: dict, drift: gate_drift.Drift, first: int, window: int) -> 
 
 
 def text_run(path: Path, quick: bool) -> Path:
-    """The run that dies, with each of its kernels, a row a step: and beside it as .npz what its last steps take.
+    """Record the run that becomes NaN, with each of its kernels, a row per step; store as .npz beside `path` what its
+    last steps need. Return the path. Raise SystemExit if a faulty kernel causes no NaN.
 
-    quick: without bug A, and the right kernel no longer than a window.
-    """
+    quick: without the kernel "first-row", and the right kernel for one window only."""
     torch.set_num_threads(1)
     runs = {kernel: TextRun(kernel) for kernel in text.KERNELS if not (quick and kernel == "first-row")}
     for kernel, run in runs.items():
@@ -176,19 +175,20 @@ def text_run(path: Path, quick: bool) -> Path:
 
 
 def resumed(kernel: str, steps: int) -> list[dict]:
-    """Return the rows of the right kernel, resumed from the state before another's fatal step."""
+    """Return the rows of the right kernel, resumed from the state before another kernel's first NaN step."""
     drift = text.resume("right", of=kernel, steps=steps)
     return [step_of(drift, n, "right", since=kernel) for n in range(steps)]
 
 
 def step_of(drift: gate_drift.Drift, n: int, kernel: str, since: str = "") -> dict:
-    """The row of a step. since: the kernel of the fatal step that the run was resumed before."""
+    """Return the row of step n. since: the kernel before whose first NaN step the run was resumed."""
     step = {"kernel": kernel, "since": since, "step": drift.first + n, "loss": drift.run.losses[n]}
     return step | {"grad_norm": drift.run.grad_norms[n], "exponent": drift.quantiles[n][-1]}
 
 
 class TextRun:
-    """One run of `text`, a window of steps after another: its rows, its text, and its state before the fatal step."""
+    """One run of `text`, trained window by window: its rows, its text, and its state before the first NaN step,
+    `dead`."""
 
     def __init__(self, kernel: str):
         self.kernel, self.model, self.dead, self.before = kernel, text.initial(), None, {}
@@ -196,7 +196,7 @@ class TextRun:
         self.rows, self.pieces, self._states, self._library = [], [], [], text.library()
 
     def train(self, steps: int) -> None:
-        """Train for that many steps, or until a few steps after the fatal one."""
+        """Train for that many steps, or until a few steps after the first NaN step."""
         while len(self.rows) < (steps if self.dead is None else self.dead + AFTER):
             first, self._states = len(self.rows), []
             how = {"steps": TEXT_WINDOW, "optimizer": self.optimizer, "progress": False}

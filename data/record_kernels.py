@@ -1,10 +1,10 @@
-"""Record which kernels a forward with all gradients spends its time in, and what their bytes alone would take.
+"""Record in which kernels a forward with all gradients spends its time, and what their memory traffic alone would take.
 
     python data/record_kernels.py data/h200_kernels.json
 
-On a GPU, for each operator as a model has it: every kernel's time by the profiler, and the bytes of the tensors that it
-is handed, each once. What is launched for chunks that are not mild finds nothing to do and counts no bytes; where it is
-the same kernel, its time is in that kernel's.
+On a GPU, for each operator as a model has it: every kernel's time by the profiler, and the bytes of its tensor
+arguments, each once. Launches for chunks with strong decays find nothing to do here and count no bytes; where the
+kernel is the same, their time is included in its own.
 """
 
 import sys
@@ -18,11 +18,11 @@ from flakit.bench.speed import CASES, OURS, calls, competitors
 from flakit.numerics import recorded
 
 OTHERS = "all others"
-"""Launches without work, and those of PyTorch."""
+"""The row of launches without work, and of PyTorch's kernels."""
 
 
 def handed(launches) -> Counter:
-    """Bytes by kernel: of each launch's tensors, each memory once."""
+    """Return the bytes of the tensor arguments of launches, by kernel, each memory once per launch."""
     moved: Counter = Counter()
     for launch in launches:
         if launch.row is None or not launch.row[0].endswith(".dyadic"):

@@ -2,9 +2,9 @@
 
 python data/record_language_models.py [--out FILE] [--device cpu] [--jobs 4] [--quick]
 
-The file is written again after each model, so that a run cut short leaves those that are done. A model in training
+The file is written again after each model, so that an interrupted run leaves the finished ones. A model in training
 holds at most 3.3 GB of tensors (RWKV7; RWKV6 2.2, GSA 1.9, attention 1.0 GB: what the profiler counts on a CPU for one
-sequence and for two, carried on to 16), so that four at once and the process that started them stay below 20 GB.
+sequence and for two, extrapolated to 16), so that four at once and the process that started them stay below 20 GB.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from flakit.models.language_model import INITIALISATIONS
 from flakit.numerics import recorded
 
 SEEDS, WINDOW, TIMED = range(2), 20, 20
-"""TIMED: steps that the speed is measured over, after as many that compile and warm up."""
+"""TIMED: the number of steps over which speed is measured, after as many that compile and warm up."""
 AUTOCAST = torch.bfloat16
 
 
@@ -64,7 +64,7 @@ def _order(row: dict) -> tuple:
 
 
 def tokens_per_second(mixer: str, size: byte_prediction.Size, device: str) -> float:
-    """Of training, with nothing beside it."""
+    """Return the tokens per second of training, with nothing else on the device."""
     model, (text, _) = byte_prediction.model(mixer, "published", size).to(device), byte_prediction.corpora(size)
     how = {"steps": TIMED, "size": size.size, "T": size.T, "autocast": AUTOCAST, "progress": False}
     train(model, text.batch, **how)
@@ -72,7 +72,7 @@ def tokens_per_second(mixer: str, size: byte_prediction.Size, device: str) -> fl
 
 
 def learn(n: int, seed: int, mixer: str, initialisation: str, size: byte_prediction.Size, device: str) -> list[dict]:
-    """One model's rows, one for each window of steps. n: which GPU, counted round and round."""
+    """Train one model; return a row for each window of steps. n: the run's number, which selects its GPU in turn."""
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(n % torch.cuda.device_count())

@@ -1,5 +1,5 @@
-"""Record data/h200_published_forms.json: flash-linear-attention's two forms of RWKV6 beside flakit's, as the report of
-casebook 2 called them and with one scale. Needs a GPU, and fla-core installed beside flakit.
+"""Record data/h200_published_forms.json: flash-linear-attention's two forms of RWKV6 beside flakit's, called as in the
+report of the case chunk_vs_recurrent and with one scale. Needs a GPU, and fla-core installed beside flakit.
 
 python data/record_published_forms.py [--out FILE]
 """

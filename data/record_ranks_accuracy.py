@@ -1,8 +1,8 @@
-"""Record data/cpu_ranks_accuracy.json: how far results over several processes are from the float64 truth, on a CPU.
+"""Record data/cpu_ranks_accuracy.json: errors of results over several processes against the float64 truth, on a CPU.
 
 python data/record_ranks_accuracy.py [--out FILE] [--quick]
 
-One sequence with an initial state and a gradient for the final one, in slices of unlike length; each rank compares its
+One sequence with an initial state and a gradient for the final one, in slices of unequal length; each rank compares its
 slice. With one rank the operator runs without a group.
 """
 
@@ -63,7 +63,7 @@ def _rank(rank: int, ranks: int, tokens: int, folder: str) -> None:
 
 
 def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tuple[float, float]:
-    """Return the relative L2 errors over all ranks: of o, and the worst of the gradients."""
+    """Return the relative L2 errors over all ranks: of o, and the worst of the gradients. Every rank must call it."""
     kind, rank, ranks = operator(op), dist.get_rank(), dist.get_world_size()
     profile = kind.profile if decay == "model" else decay
     whole = inputs(op, T=tokens, dtype=dtype, decay=profile, initial_state=True, **SIZES[op])
@@ -92,7 +92,7 @@ def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tupl
 
 
 def _relative(error: torch.Tensor, true: torch.Tensor) -> float:
-    """Return the relative L2 error of all ranks' slices together."""
+    """Return the relative L2 error of all ranks' slices together. Every rank must call it."""
     sums = torch.stack([error.square().sum(), true.square().sum()])
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).sqrt().item()

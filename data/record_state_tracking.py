@@ -1,4 +1,4 @@
-"""Record data/state_tracking.json: who follows permutations, and for how long. Needs no GPU; about 20 minutes.
+"""Record data/state_tracking.json: which models follow permutations, and for how long. Needs no GPU; about 20 minutes.
 
 python data/record_state_tracking.py [--out FILE] [--quick]
 """

@@ -1,4 +1,5 @@
-"""Record data/transformers_accumulation.json: case 5 in the real Transformers Trainer. Needs no GPU; some minutes.
+"""Record data/transformers_accumulation.json: the case gradient_accumulation in the real Transformers Trainer. Needs no
+GPU; some minutes.
 
 python data/record_transformers.py [4.48.2 5.23.0 ...] [--accelerate 1.15.0] [--out FILE]
 python data/record_transformers.py --here --out FILE     with the transformers of this environment
@@ -21,7 +22,7 @@ from flakit.numerics import recorded
 
 ROOT = Path(__file__).parents[1]
 RELEASES = ("4.48.2", "5.23.0")
-"""The release of the story, and the one that was current when this was recorded."""
+"""The release in which the fault was reported, and the one that was current when this was recorded."""
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def in_its_own_environment(release: str, accelerate: str, quick: bool) -> list[dict]:
-    """The rows of one release of transformers, with this environment's torch."""
+    """Return the rows of one release of transformers, run in a new environment with this one's torch."""
     with tempfile.TemporaryDirectory() as folder:
         home, out = Path(folder), Path(folder) / "rows.json"
         venv.create(home / "env", with_pip=True)

@@ -20,10 +20,11 @@ OUTPUTS = {
     "blocks": (-9.0, -100.0),
     "halves": (-100.0,),
 }
-"""The decays at which the notebook draws the output; of all others the trace alone is kept."""
+"""By way of computing the scores, the decays at which the notebook draws the output; elsewhere only the trace is
+stored."""
 
 DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in PRESETS.values()}, reverse=True)
-"""Where the lines that lose digits are kept: ways, decays, products."""
+"""The (way, decay, products) settings for which lost digits are recorded."""
 
 
 def main() -> None:

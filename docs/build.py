@@ -4,11 +4,11 @@ python -m docs.build             everything
 python -m docs.build 00 04       of the lessons that have to run again, only those whose names start so
 python -m docs.build none        none of them: words and styles alone
 
-What is kept in build/ makes a second call quick: a notebook runs again only when it, flakit, data or the recorder has
-changed, and a page is written again only when it has.
+What is stored in build/ makes a second call quick: a notebook runs again only when it, flakit, data or the recorder has
+changed, and a page is written again only when it has changed.
 
 FLAKIT_SPARSE=1, which the tests set, builds the same pages with few frames of each panel, into build/sparse: less work,
-and nothing to publish. What the site weighs is checked where all frames are, at the end of `make site`.
+and nothing to publish. The size of the site is checked with all frames, at the end of `make site`.
 """
 
 import html
@@ -65,7 +65,8 @@ def main(prefixes):
 
 
 def katex(folder):
-    """KaTeX's style and fonts, of the version whose formulas sphinxcontrib-katex writes."""
+    """Fetch KaTeX's style and fonts from npm, in the version whose formulas sphinxcontrib-katex writes. Exit if that
+    fails."""
     stamp = folder / "katex" / "VERSION"
     if stamp.exists() and stamp.read_text() == katex_version:
         return
@@ -87,7 +88,7 @@ def katex(folder):
 
 
 def assemble(executed):
-    """Put every page's source into one folder, as Sphinx wants them; leave those alone that are as they were."""
+    """Write every page's source into one folder, as Sphinx wants them; leave unchanged files alone."""
     wanted = {}
     titles = {path: notebooks.title(notebook) for path, notebook in executed.items()}
     files = notebooks.sources(executed.values())
@@ -134,7 +135,7 @@ def _solutions(titles):
 
 
 def _write(path, content):
-    """Write a file unless it has this content: Sphinx looks at its time."""
+    """Write a file unless it has this content already: Sphinx looks at its time."""
     content = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_bytes() != content:
@@ -142,14 +143,14 @@ def _write(path, content):
 
 
 def write(pages, site):
-    """Sphinx on a folder of pages. A link that leads nowhere, or a formula that cannot be read, is an error."""
+    """Run Sphinx on a folder of pages. Exit at a link that leads nowhere or a formula that cannot be read."""
     options = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(site.parent / "doctrees"), "-q", "-W", "--keep-going"]
     if sphinx([*options, str(pages), str(site)]):
         sys.exit("Sphinx found faults in the pages, which are named above: the site is not whole.")
 
 
 def tidy():
-    """Pictures and frames of these pages into the site, and out of it what no page has any more."""
+    """Copy pictures and frames of the pages into the site, and delete from it whatever no page uses any more."""
     texts = {path: path.read_text() for path in SITE.rglob("*.html")}
     for path in list(texts):
         page = path.relative_to(SITE).with_suffix("")
@@ -178,7 +179,7 @@ TAG = re.compile(r"<[^>]*>")
 
 
 def excerpts(site):
-    """What each page says, for the search to quote: a file is a script, since a browser fetches no page under file://."""
+    """Write each page's text for the search to quote, as a script, since a browser fetches no page under file://."""
     texts = {}
     for path in sorted(site.rglob("*.html")):
         if article := ARTICLE.search(path.read_text()):
@@ -189,7 +190,7 @@ def excerpts(site):
 
 
 def sizes():
-    """Print what the site and its largest pages weigh; whether a budget is broken."""
+    """Print the size of the site and of its largest pages; return whether one exceeds its limit."""
     files = {path: path.stat().st_size for path in SITE.rglob("*") if path.is_file()}
     total = sum(files.values())
     first = {path: first_view(path, files) for path in files if path.suffix == ".html"}
@@ -209,7 +210,8 @@ IMAGE = re.compile(r"<img(?![^>]*loading=\"lazy\")[^>]* src=\"([^\"?#:]+)\"")
 
 
 def first_view(page, files):
-    """Bytes that a browser loads on opening a page: itself, its scripts, styles, fonts and the pictures not put off."""
+    """Return the bytes that a browser loads on opening a page: itself, scripts, styles, fonts and pictures that are not
+    lazy."""
     text = page.read_text()
     parts = {(page.parent / url).resolve() for url in LOADED.findall(text) + IMAGE.findall(text)}
     if 'class="katex"' in text:

@@ -1,18 +1,18 @@
-"""The numbers in a lesson's prose, held to what its cells computed.
+"""Check the numbers in a lesson's prose against what its cells computed.
 
     After one token 0.7%<!--= left --> of it is left, and nearly all<!--= share > 0.95 --> of the rest is lost.
 
 A comment after a number says what the number has to be: an expression of the notebook's own names, with `math` and
 `torch`, evaluated where the sentence stands, when all cells above it have run. The number may be off by half a unit of
-its last digit; of one with a percent sign the expression is the share. After words, and where it is true or false, it
-has to be true. Pages do not show comments.
+its last digit; for a number with a percent sign the expression is the share. After words, or if it is true or false,
+the expression has to be true. Pages do not show comments.
 
 A number that claims nothing, such as a setting or a size that was chosen, stands in a formula or in code.
 
 What a panel of the same section says, in its readout or in its picture, is read as well. A number of the prose that
 comes near one of a panel's and is not the same one, rounded or not, contradicts the panel, unless the expression is a
-comparison. If it is another number, the expression says so in a comment of its own:
-`1.386<!--= END / 64  # without the keys' sizes -->`.
+comparison. If it is another number, the expression says so in a comment of its own: `1.386<!--= END / 64  # without the
+keys' sizes -->`.
 """
 
 import json
@@ -28,7 +28,7 @@ CLAIM = re.compile(
 )
 _SAID = re.compile(rf"(?<![\w.^/])(?P<number>{_DIGITS})(?P<percent>\s?%)?(?![\w/^])")
 NEAR = 0.04
-"""Numbers that differ by less than this share of theirs are taken for the same, told differently."""
+"""Numbers that differ by less than this share are taken for the same quantity."""
 
 PROBE = """
 import json as _json, math as _math, torch as _torch
@@ -52,16 +52,17 @@ def _written(figure):
 _shown = Out.get(len(In) - 2)
 print(_json.dumps([_shown.text, *_written(_shown.canvas.figure)] if hasattr(_shown, "as_python") else []))
 """
-"""Prints the texts of the panel that the cell above has shown: its readout, and what its picture says at no tick."""
+"""Code that prints the texts of the panel shown by the cell above: its readout, and the texts of its picture except
+ticks."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is written, the number in it (a share where it is a percentage; None after words), and what it has to be.
+    """The text before a claim's comment, the number in it (a share if it is a percentage; None after words), and the
+    expression for what it has to be.
 
     figures: the significant digits of the number; kind: "%", or "." for a fraction and "" for a count. Numbers of
-    different kinds are of different things: a count of 64 says nothing of 66.6 ms.
-    """
+    different kinds mean different quantities: a count of 64 cannot contradict 66.6 ms."""
 
     written: str
     number: float | None
@@ -71,7 +72,7 @@ class Claim:
     kind: str = ""
 
     def wrong(self, value) -> str:
-        """What is wrong with it, nothing if it holds."""
+        """Return a message if the claim does not hold for the expression's value, "" if it does."""
         if isinstance(value, str) or (self.number is None and not isinstance(value, bool)):
             return f"{self.written!r}: {self.expression} is {value}"
         if isinstance(value, bool):
@@ -81,7 +82,7 @@ class Claim:
 
 
 def claims(prose):
-    """Every claim of a cell of prose, in order."""
+    """Return every claim in a cell of prose, in order."""
     in_order = []
     for match in CLAIM.finditer(prose):
         number = _number(match) if match["number"] else {"number": None, "half_unit": 0.0}
@@ -90,7 +91,7 @@ def claims(prose):
 
 
 def _number(match):
-    """What `Claim` has of a number as it is written."""
+    """Return the fields of `Claim` that a matched number determines."""
     digits, percent = match["number"].replace("−", "-").replace(",", ""), bool(match["percent"])
     mantissa, _, power = digits.partition("e")
     unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]) - 2 * percent)
@@ -108,8 +109,8 @@ def _context(prose, match):
 
 
 def with_probes(notebook):
-    """The notebook with a cell after each cell of prose that prints what its claims have to be, and one after each cell
-    of code that prints what a panel says."""
+    """Insert into the notebook a cell after each cell of prose that prints the values of its claims' expressions, and
+    one after each cell of code that prints a panel's texts; return the notebook."""
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
@@ -124,7 +125,8 @@ def with_probes(notebook):
 
 
 def values(notebook):
-    """{id of a cell: what its claims have to be, or the texts of its panel}, of a notebook that ran `with_probes`."""
+    """Return {id of a cell: values of its claims' expressions, or the texts of its panel} of a notebook that ran
+    `with_probes`."""
     return {
         cell.metadata["probe_of"]: json.loads(
             "".join(output.text for output in cell.outputs if output.output_type == "stream")
@@ -135,10 +137,9 @@ def values(notebook):
 
 
 def broken(notebook, results=None):
-    """The claims of a notebook that do not hold, and those that a panel of their section contradicts.
+    """Return messages for the claims of a notebook that do not hold or that a panel of their section contradicts.
 
-    results: `values` of an earlier run; None: of this notebook's.
-    """
+    results: `values` of an earlier run; None: of this notebook's."""
     results, sections = values(notebook) if results is None else results, [([], [])]
     for cell in notebook.cells:
         if "probe_of" in cell.metadata:
@@ -160,7 +161,7 @@ def broken(notebook, results=None):
 
 
 def contradicted(claim, texts):
-    """What says that panels have another number, nothing if they have the same one or none that is near."""
+    """Return a message if panels show another number near the claim's and none of them the same, else ""."""
     if claim.number is None or "#" in claim.expression or claim.figures < 2:
         return ""
     near = []

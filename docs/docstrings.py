@@ -1,4 +1,4 @@
-"""Docstrings of the public surface as MyST markdown: plain text with shapes and formulas in it."""
+"""Docstrings of the public functions and classes as MyST markdown: plain text with shapes and formulas in it."""
 
 import inspect
 import re
@@ -6,7 +6,7 @@ import textwrap
 
 SECTIONS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
 FORMULA = re.compile(r"\w+_t += [\w\s*+(){}^-]+")
-"""A line of a recurrence, as docstrings have it for a terminal."""
+"""A line of a recurrence, as docstrings show it in a terminal."""
 
 LATEX = (
     (r"\b(diag|softmax)\b", r"\\operatorname{\1}"),
@@ -21,14 +21,14 @@ TERM = re.compile(r"(?P<terms>\w+(, \w+)*): +(?P<rest>.*)$")
 
 
 def entry(name, thing):
-    """A function or class under its heading: how it is called, and what its docstring says."""
+    """Return the page section of a function or class: a heading, its call, and its docstring."""
     signature = inspect.signature(thing)
     text = markdown(inspect.getdoc(thing), tuple(signature.parameters))
     return f"## {name.rpartition('.')[2]}\n\n```python\n{_call(name, signature)}\n```\n\n{text}\n"
 
 
 def _call(name, signature):
-    """The call with its defaults; annotations are left to the words below it."""
+    """Return the call with its defaults and without annotations, whose place the text below takes."""
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
     text = re.sub(r"<class '([\w.]+)'>", r"\1", text)
@@ -40,7 +40,7 @@ def _call(name, signature):
 
 
 def markdown(doc, arguments=()):
-    """A docstring's paragraphs, formulas, lists of arguments and examples.
+    """Return a docstring's paragraphs, formulas, lists of arguments and examples as markdown.
 
     arguments: names of which one may be explained behind another on the same line, "a: the first. b: the second."
     """
@@ -56,7 +56,7 @@ def markdown(doc, arguments=()):
 
 
 def formula(lines):
-    """Lines of a recurrence as one equation in LaTeX; None where they are anything else."""
+    """Return lines of a recurrence as one equation in LaTeX; None if a line is anything else."""
     lines = [line.strip() for line in lines]
     if not all(FORMULA.fullmatch(line) for line in lines):
         return None
@@ -78,7 +78,8 @@ def _block(lines, section, arguments):
 
 
 def _items(lines, arguments):
-    """[(terms or None, words)]: a line that begins with names and a colon, and the indented ones that follow it."""
+    """Return [names or None, text] for each line that begins with names and a colon, with the indented lines that
+    follow it; [] if none does."""
     items = []
     for line in lines:
         term = TERM.match(line)
@@ -108,6 +109,6 @@ def _item(terms, words):
 
 
 def escaped(text):
-    """Text in which only what stands in backquotes is markup."""
+    """Return text as markdown in which only what stands in backquotes is markup."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_<>\[\]$|#~])", r"\\\1", part) for part in parts)

@@ -16,7 +16,8 @@ from docs.lessons import LESSONS, MAX_BYTES, SOLUTIONS, TRANSLATIONS, WIDGET_VIE
 
 
 def without_live_parts(notebook):
-    """Keep what shows without a kernel: a panel's picture instead of its view, no widget state, no local metadata."""
+    """Reduce a notebook to what shows without a kernel: a panel's picture instead of its view, no widget state, no
+    local metadata; return it."""
     notebook.metadata = nbformat.from_dict(
         {
             "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -41,8 +42,7 @@ def without_live_parts(notebook):
 def smaller(png):
     """Return a base64 PNG with at most 256 colours, which is what figures need and about a third of the bytes.
 
-    By maximum coverage, since median cut gives rare colours to frequent ones: a blue dot turned green.
-    """
+    By maximum coverage, since median cut gives rare colours to frequent ones: a blue dot turned green."""
     picture = Image.open(io.BytesIO(base64.b64decode(png)))
     paper = Image.new("RGB", picture.size, "white")
     paper.paste(picture, mask=picture.getchannel("A") if picture.mode == "RGBA" else None)

@@ -2,15 +2,15 @@
 
     frames.install(folder, "05_one_infinity")
 
-From then on a panel that is displayed gives, in place of a widget, the HTML that `_static/player.js` makes live, and
-leaves in the folder, for the id that this HTML names:
+From then on displaying a panel yields, in place of a widget, the HTML that `_static/player.js` makes live, and writes
+to the folder, under the id that this HTML names:
 
     <id>.js          knobs, and for every recorded setting the picture, the readout and the alt text;
                      where a picture can be cut for a narrow screen (docs/pieces.py)
     <id>/<n>.webp    the pictures, each one once, with two dots for each of the page's pixels
     <id>/more-<k>.js the arithmetic of cells and the scripts of "copy as Python", packed; read when they are asked for
 
-What moves when a knob is moved is found out by moving it. Nothing here computes, draws or words anything.
+What moves when a knob is moved is determined by moving it. Nothing here computes, draws or words anything.
 """
 
 import base64
@@ -40,29 +40,31 @@ from flakit.panels.base import NARROW, Panel
 from flakit.panels.knobs import NumberKnob, stops_of
 
 SPARSE = bool(os.environ.get("FLAKIT_SPARSE"))
-"""For the tests of the site: every panel, knob and preset, but few stops, and coarser pictures in larger files."""
+"""Set by the tests of the site: every panel, knob and preset, but few stops, and coarser pictures in larger files."""
 
 FRAMES = 12 if SPARSE else 80
-"""Frames of a panel, about: stops of the first knob times stops of the second, and those of presets."""
+"""The approximate number of frames of a panel: stops of the first knob times stops of the second, and those of
+presets."""
 
 STOPS, SECOND, SLOW, PRESET = (6, 2, 3, 3) if SPARSE else (40, 6, 12, 9)
-"""The most stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of the first
-one at a preset that lies beside the grid."""
+"""The largest number of stops of a first knob, of a second one, of a first one where each setting runs a kernel, and of
+the first one at a preset that lies beside the grid."""
 
 EVERY = 10 if SPARSE else 1
-"""Of the places of a player of its own, which are frames all: every how many-th."""
+"""Of a player with positions of its own, which would all be frames, only every so many-th is recorded."""
 
 SLOW_PANELS = ("kernel-trace", "wrong-head-anchor", "strided-offsets")
 
 CELLS, FEW = 400, 300
-"""Cells of a frame up to which each one's arithmetic is recorded, and about how many are where there are more."""
+"""The number of cells of a frame up to which each one's arithmetic is recorded, and about how many are if there are
+more."""
 
 PACK = 600_000
-"""Characters of arithmetic and scripts, before they are packed, that are read at once."""
+"""The characters of arithmetic and scripts, before compression, that are read at once."""
 
 SHARP = 1 if SPARSE else 2
-"""Dots of a picture for each of the page's pixels. A picture of more than one is drawn from the ground up, which takes
-most of a recording's time."""
+"""The dots of a picture for each of the page's pixels. A picture of more than one is drawn from the ground up, which
+takes most of a recording's time."""
 
 _WEBP = {"lossless": True, "method": 0 if SPARSE else 1, "quality": 30}  # here: effort, not loss
 
@@ -98,7 +100,7 @@ Setting = tuple[Hashable, ...]
 
 
 def install(folder: str | Path, stem: str) -> None:
-    """From now on, displaying a panel records it: `<stem>-1` is the first one, `<stem>-2` the second."""
+    """Make displaying a panel record it from now on: the first one as `<stem>-1`, the second as `<stem>-2`."""
     numbers = count(1)
 
     def bundle(panel: Panel, **_) -> dict[str, str]:
@@ -113,8 +115,7 @@ def install(folder: str | Path, stem: str) -> None:
 def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
     """Write the panel's frames to `folder` under `name` and return its HTML. The panel is left as it was.
 
-    notebook: the name of the file in which a reader finds the panel.
-    """
+    notebook: the name of the file in which a reader finds the panel."""
     before, width = panel.setting, panel.width
     panel.width = NARROW  # fits a page's column as it is, and a phone's
     try:
@@ -130,7 +131,7 @@ def record(panel: Panel, folder: Path, name: str, notebook: str) -> str:
 
 @dataclass
 class Frame:
-    """A panel as it is shown at one setting."""
+    """What a panel shows at one setting."""
 
     offered: list[tuple]  # by knob, the values that it stops at
     picture: int
@@ -146,7 +147,7 @@ class Frame:
 
 @dataclass
 class Recording:
-    """All frames of one panel."""
+    """All frames of one panel. `record` takes them, `write` stores them; `panel` shows them while they are taken."""
 
     panel: Panel
     frames: dict[Setting, Frame] = field(default_factory=dict)
@@ -197,7 +198,8 @@ class Recording:
         self._go(start)
 
     def _axes(self) -> tuple[str | None, str | None]:
-        """The knob that is walked from stop to stop, none where the player has places of its own; and a second one."""
+        """Return the knob that is moved from stop to stop, None if the player has positions of its own, and a second
+        knob or None."""
         panel = self.panel
         shown = [name for name in panel.named_on_view if name != "seed" and self._values(name)]
         if self.walks:
@@ -216,7 +218,7 @@ class Recording:
         return stops_of(knob) if isinstance(knob, widgets.IntSlider) or hasattr(knob, "options") else []
 
     def _stops(self, name: str, count: int, dense: Iterable = ()) -> list:
-        """Some of a knob's stops: both ends, what it stands at, what presets choose, those around a law's onset, the
+        """Return some of a knob's stops: both ends, its value, what presets choose, those around a law's onset, the
         ones beside these, and others in even steps."""
         values = self._values(name)
         if len(values) <= count:
@@ -239,7 +241,7 @@ class Recording:
         return [values[n] for n in sorted(chosen)]
 
     def _walk(self, first: str | None, count: int, dense: Iterable) -> None:
-        """Every stop of the first knob, or every place of the player, from where the panel is."""
+        """Record every stop of the first knob, or every position of the player, from the panel's present setting."""
         here = self._take()
         if self.walks:
             player, way = self.panel.player, []
@@ -271,11 +273,11 @@ class Recording:
                 self.panel.set(**dict(zip(self.names, setting, strict=True)))
 
     def _undrawn(self) -> AbstractContextManager:
-        """Knobs move, and what follows moves with them, but nothing is computed."""
+        """Return a context in which knobs move, and what follows moves with them, but nothing is computed."""
         return patch.object(self.panel, "redraw", lambda: None)
 
     def redraw(self) -> None:
-        """Draw the panel, unless the frame of its setting is taken: then only give the knobs their stops."""
+        """Draw the panel, unless the frame of its setting is recorded: then only give the knobs their stops."""
         setting = self._now()
         if setting not in self.frames or self.walks:  # a player of its own is told by drawing where it stands
             self._draw()
@@ -293,7 +295,7 @@ class Recording:
     # One frame.
 
     def _take(self) -> Setting:
-        """Keep what the panel shows now."""
+        """Record what the panel shows now; return the setting."""
         panel, setting = self.panel, self._now()
         if setting in self.frames:
             return setting
@@ -362,7 +364,7 @@ class Recording:
     # What follows when a knob is moved.
 
     def _find_moves(self) -> None:
-        """Where a move of one knob moves others, too: by frame, knob and value, the frame that it leads to."""
+        """Find where moving one knob moves others, too: by frame, knob and value, the frame that it leads to."""
         self.moves: dict[Setting, dict[str, dict[Hashable, Setting]]] = {}
         moved = [name for name, *values in zip(self.names, *self.frames, strict=True) if len(set(values)) > 1]
         sliders = [n for n, name in enumerate(self.names) if self._kind(name) == "slider"]
@@ -383,7 +385,7 @@ class Recording:
                             self.moves.setdefault(setting, {}).setdefault(name, {})[value] = tuple(target.values())
 
     def _follows(self, setting: Setting, name: str, value) -> dict:
-        """The other knobs that moving one moves, with their values then."""
+        """Return the other knobs that moving one to a value moves, with their new values."""
         self._go(setting)
         if value not in self._values(name):
             return {}
@@ -408,7 +410,7 @@ class Recording:
         return self._html(name, notebook)
 
     def _data(self, notebook: str, packs: list[int]) -> dict:
-        """Everything that the player reads first."""
+        """Return everything that the player reads first, for JSON."""
         panel, place = self.panel, {setting: n for n, setting in enumerate(self.frames)}
         texts, layouts, offers = _Table(), _Table(), _Table()
         knobs = [self._knob(n) for n in range(len(self.names))]
@@ -461,7 +463,7 @@ class Recording:
         }
 
     def _knob(self, n: int) -> dict:
-        """A knob with every value that it has in a frame, or, of a list, that it offers in one."""
+        """Return a knob's data with every value that it has in a frame, or, for a list, that it offers in one."""
         name, knob = self.names[n], self.panel.knobs[self.names[n]]
         kind = self._kind(name)
         had = {setting[n] for setting in self.frames}
@@ -485,7 +487,7 @@ class Recording:
         }
 
     def _kind(self, name: str) -> str:
-        """What a page shows it as."""
+        """Return how a page shows a knob: as "slider", "box", "list" or "number"."""
         kinds = {widgets.IntSlider: "slider", widgets.SelectionSlider: "slider", widgets.Checkbox: "box"}
         other = "list" if self._values(name) else "number"
         return next((kind for widget, kind in kinds.items() if isinstance(self.panel.knobs[name], widget)), other)
@@ -495,7 +497,8 @@ class Recording:
         return {each[1]: str(each[0]) for each in options if isinstance(each, tuple)}
 
     def _play(self, place: dict[Setting, int]) -> dict | None:
-        """What play moves: one knob, or frame after frame of the way that one is on."""
+        """Return what play moves: one knob, or the frames of the player's own positions one after another; None without
+        a player."""
         panel = self.panel
         if not panel.player:
             return None
@@ -505,7 +508,7 @@ class Recording:
         return how | {"ways": [{"frames": [place[x] for x in way], "passes": passes} for way, passes in self.ways]}
 
     def _note(self, knobs: list[dict], notebook: str) -> str:
-        """What was left out, and how to have it; HTML."""
+        """Return HTML on what was left out, and how to have it."""
         left = [
             WORDS["stops"].format(knob=html.escape(knob["label"]), some=len(knob["values"]), all=knob["stops"])
             for knob in knobs
@@ -518,7 +521,7 @@ class Recording:
         return omitted + WORDS["all knobs"].format(commands=commands)
 
     def _packs(self) -> list[tuple[int, str]]:
-        """How many of the next frames each holds, and their cells and scripts."""
+        """Return, for each packed file, how many of the next frames it holds, and their cells and scripts."""
         packs, waiting, size = [], [], 0
         for n, frame in enumerate(self.frames.values(), 1):
             waiting.append(frame)
@@ -529,7 +532,7 @@ class Recording:
         return packs
 
     def _html(self, name: str, notebook: str) -> str:
-        """The panel as it stands at first, for readers without scripts, too."""
+        """Return the HTML of the panel at its first setting, which readers without scripts see, too."""
         panel, frame = self.panel, self.frames[self.start]
         stands = " · ".join(
             f"{panel.knobs[knob].description or knob} {self._labels(panel.knobs[knob]).get(x, x)}"
@@ -551,7 +554,7 @@ class Recording:
 
 
 def _webp(png: bytes) -> bytes:
-    """With every eighth value of a colour, which nobody sees and which takes a third less."""
+    """Convert a PNG to WebP with every eighth value of a colour, which nobody sees and which takes a third less."""
     colours = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(np.uint16)
     packed = io.BytesIO()
     Image.fromarray(((colours + 4) // 8 * 8).clip(max=255).astype(np.uint8)).save(packed, "WEBP", **_WEBP)
@@ -563,7 +566,7 @@ def _label(value: Hashable) -> str:
 
 
 class _Table:
-    """Each thing once; calling it gives its place."""
+    """A list of distinct JSON values; calling it with a value returns its index."""
 
     def __init__(self):
         self.rows, self._places = [], {}
@@ -585,7 +588,7 @@ def _packed(frames: list[Frame]) -> str:
 
 
 def _share(sizes: list[int], total: int) -> float:
-    """How many of each may be taken, all of the smaller ones, so that about `total` are."""
+    """Return how many cells of each map may be recorded, all of the smaller ones, so that about `total` are."""
     left = len(sizes)
     for size in sorted(sizes):
         if size > total / left:
@@ -595,7 +598,7 @@ def _share(sizes: list[int], total: int) -> float:
 
 
 def _lattice(rows: int, columns: int, cells: float) -> tuple[list[int], list[int]]:
-    """Rows and columns, all or about as many as make so many cells, the first and the last among them."""
+    """Return rows and columns, all or as many as make about so many cells, the first and the last among them."""
     if rows * columns <= cells:
         return list(range(rows)), list(range(columns))
     across = min(columns, max(2, round((cells * columns / rows) ** 0.5)))
@@ -609,7 +612,7 @@ def _even(n: int, count: int) -> list[int]:
 
 
 def _map(canvas: Canvas, name: str, some_rows: list[int], some_columns: list[int]) -> dict:
-    """Where a map's rows and columns lie in the picture, as fractions, and which have cells with their arithmetic."""
+    """Return where a map's rows and columns lie in the picture, as fractions, and which have cells with arithmetic."""
     rows, columns = canvas.maps[name]
 
     def edges(count: int, at: int, **which) -> list[float]:

@@ -1,4 +1,4 @@
-"""Where the notebooks are, and running one in a kernel of its own: for tests, `make notebooks` and `make site`."""
+"""Where the notebooks are, and running one in its own kernel: for tests, `make notebooks` and `make site`."""
 
 import os
 import tempfile
@@ -25,7 +25,8 @@ def name(path):
 
 
 def starting_with(prefixes, paths):
-    """The notebooks whose file name, such as 04… or zh/04…, starts with one of these; without any, all."""
+    """Return the notebooks whose file name, such as 04… or zh/04…, starts with one of the prefixes; without any,
+    all."""
     prefixes = tuple(prefixes) or ("",)
     return [
         path for path in paths if any(x.startswith(prefixes) for x in (path.name, f"{path.parent.name}/{path.name}"))
@@ -45,20 +46,19 @@ def prose_cells(notebook):
 
 
 def kernel_environment():
-    """What `make lab` gives: without a GPU, kernels start with Triton's interpreter (later is too late)."""
+    """Return the environment of a kernel as `make lab` sets it: without a GPU, with Triton's interpreter (later is too
+    late)."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
 
 
 def run(path, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):
-    """Run all cells of the notebook at `path` top to bottom; returns a copy with their outputs.
+    """Run all cells of the notebook at `path` from top to bottom; return a copy with their outputs.
 
-    change: what is done to the notebook before it runs. timeout: of a cell, in seconds. mine: the folder that gets the
-    functions which building exercises keep; one of its own, empty and soon gone, where it is None.
-    FLAKIT_KERNELS names another kernel manager, "module:class": the tests' kernels start at once.
-    Raises nbclient's CellExecutionError, which shows the cell and its traceback.
-    """
+    change: applied to the notebook before it runs. timeout: of a cell, in seconds. mine: the folder for the functions
+    that building exercises store; None: a temporary one. FLAKIT_KERNELS names another kernel manager, "module:class":
+    the tests' kernels start at once. Raises nbclient's CellExecutionError, which shows the cell and its traceback."""
     done = change(read(path))
     with tempfile.TemporaryDirectory() as folder:
         # Files for sockets: of two kernels that start at once, one may find the port taken that it was promised.

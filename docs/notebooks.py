@@ -1,7 +1,8 @@
-"""Notebooks for the site: each lesson run in a kernel, kept until something that it stands on changes, and made a page.
+"""Notebooks for the site: each lesson is run in a kernel, stored until something that it depends on changes, and made a
+page.
 
 A panel is recorded by `docs.frames` in the kernel that shows it. Solutions, which have no panels, and translations are
-shown with the outputs that are stored in them. Pictures become files of their own.
+shown with their stored outputs. Pictures become files of their own.
 """
 
 import ast
@@ -39,12 +40,11 @@ frames.install({folder!r}, {stem!r})
 
 
 def executed(build, prefixes=()):
-    """{path: notebook with outputs} of every lesson, solution and translation.
+    """Return {path: notebook with outputs} of every lesson, solution and translation.
 
-    Lessons whose outputs are kept for what they are now are not run again. prefixes: run only those whose name starts
-    so; the others have the outputs that are kept, however old, or stored in the repository.
-    Raises nbclient's CellExecutionError, and `Untrue` where a sentence says what its lesson did not compute.
-    """
+    Lessons with up-to-date stored outputs are not run again. prefixes: run only those whose name starts so; the others
+    have the outputs in build/, however old, or those stored in the repository. Raises nbclient's CellExecutionError,
+    and `Untrue` if a sentence states what its lesson did not compute."""
     base = _base()
     chosen = starting_with(prefixes, LESSONS)
     stale = [path for path in chosen if _note(build, path).get("key") != _key(base, path)]
@@ -67,11 +67,12 @@ def executed(build, prefixes=()):
 
 
 class Untrue(ValueError):
-    """Numbers of the prose that are not what the lesson computed, one a line."""
+    """Raised for numbers of the prose that are not what the lesson computed, one per line."""
 
 
 def _with_outputs(notebook, kept):
-    """The notebook with the outputs of a kept one that has the same code; words may have changed since it ran."""
+    """Return the notebook with the outputs of a stored one that has the same code; words may have changed since it
+    ran."""
     ran = code_cells(read(kept)) if kept.exists() else []
     code = code_cells(notebook)
     if [cell.source for cell in ran] == [cell.source for cell in code]:
@@ -113,7 +114,7 @@ def _note(build, path):
 
 
 def _base():
-    """A digest of all that every notebook stands on."""
+    """Return a hash of everything that all notebooks depend on."""
     digest = hashlib.sha256(f"{sys.version} {version('torch')} {version('ipykernel')} {RECORD}".encode())
     for path in sorted(path for pattern in STANDS_ON for path in ROOT.glob(pattern)):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
@@ -121,7 +122,8 @@ def _base():
 
 
 def _key(base, path):
-    """Of what a run of the lesson stands on: of its prose, the expressions that its claims are held to."""
+    """Return a hash of what a run of the lesson depends on: its code and, of its prose, the expressions of its
+    claims."""
     cells = [
         cell.source if cell.cell_type == "code" else [claim.expression for claim in claims(cell.source)]
         for cell in read(path).cells
@@ -140,7 +142,8 @@ OF_THE_SOURCE = re.compile(r"\]\((\.\./)+(?P<file>flakit/[\w/]+\.py)\)")
 
 
 def page(notebook, path, pictures):
-    """The notebook as MyST-NB shall read it. pictures: the folder for its pictures, which the site has as _images."""
+    """Return the notebook as MyST-NB is to read it. pictures: the folder for its pictures, which the site has as
+    _images."""
     up = "../" * len(path.relative_to(NOTEBOOKS).parts)
     for cell in prose_cells(notebook):
         cell.source = CLAIM.sub("", cell.source)
@@ -171,7 +174,7 @@ def page(notebook, path, pictures):
 
 
 def folded(cell):
-    """Whether a cell's code lies folded: it does so in JupyterLab, or does nothing but call what draws a picture."""
+    """Return whether a cell's code is folded: it is so in JupyterLab, or does nothing but call what draws a picture."""
     if cell.metadata.get("jupyter", {}).get("source_hidden"):
         return True
     shown = [output.get("data", {}) for output in cell.outputs]
@@ -184,13 +187,13 @@ def folded(cell):
 
 
 def _words(data, cell):
-    """What a picture says of itself; of one whose words are an address in memory, the line that draws it."""
+    """Return a picture's description; for one whose description is an address in memory, the line that draws it."""
     words = data.get("text/plain", "")
     return f"picture drawn by {cell.source.splitlines()[-1]}" if re.search(r"\bat 0x", words) else words
 
 
 def _picture(png, words, path, pictures, up, first):
-    """HTML of a picture that is written to a file named by what is in it."""
+    """Return the HTML of a picture, which is written to a file named by a hash of its content."""
     content = base64.b64decode(png)
     file = Path(path.stem) / f"{hashlib.sha256(content).hexdigest()[:16]}.png"
     if not (pictures / file).exists():
@@ -205,7 +208,7 @@ def _picture(png, words, path, pictures, up, first):
 
 
 def panel_html(pages, lesson, call):
-    """What the first cell of a lesson's page shows whose code has that call; for the front page."""
+    """Return what the first cell of a lesson's page shows whose code contains that call; for the front page."""
     (path,) = (path for path in LESSONS if path.stem == lesson)
     cell = next(cell for cell in code_cells(pages[path]) if f"{call}(" in cell.source)
     (shown,) = (output["data"]["text/html"] for output in cell.outputs if "text/html" in output.get("data", {}))
@@ -213,7 +216,7 @@ def panel_html(pages, lesson, call):
 
 
 def anchor(heading):
-    """JupyterLab's anchor of a heading, so that links within a notebook lead somewhere in both."""
+    """Return JupyterLab's anchor of a heading, so that links within a notebook work in both."""
     return heading.replace(" ", "-")
 
 
@@ -222,6 +225,6 @@ def title(notebook):
 
 
 def sources(notebooks):
-    """The files of flakit that notebooks point to."""
+    """Return the files of flakit that notebooks link to, sorted."""
     text = "\n".join(cell.source for notebook in notebooks for cell in prose_cells(notebook))
     return sorted({link["file"] for link in OF_THE_SOURCE.finditer(text)})

@@ -35,22 +35,22 @@ EDGE = 4  # of the ground around a piece
 ENLARGED, LETTERS = 2.0, 1.25  # how many times its own size a phone shows a piece at most: one with axes, words alone
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom, from the picture's upper left corner."""
+"""Left, top, right and bottom in pixels from the picture's upper left corner."""
 
 Pixels = tuple[int, int, int, int]
-"""The same, in whole pixels."""
+"""A box in whole pixels."""
 
 Piece = tuple[int, int, int, int, int]
-"""Left, top, width and height; and how much of the picture's width is as wide as the screen where it is shown."""
+"""Left, top, width and height in pixels; and how many pixels of the picture fill the screen's width where it is
+shown."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What is not cut.
+    """A part of a picture that is not cut, such as axes with their labels, or a text.
 
     frame: of axes, what lies within their own lines. parts: of a legend, the boxes of its entries, between which it may
-    be cut if it is too wide.
-    """
+    be cut if it is too wide."""
 
     box: Box
     frame: Box | None = None
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks that stay together. axes: whether any are among them."""
+    """Blocks that stay together, by the box around them. axes: whether any block is axes."""
 
     box: Box
     axes: bool = False
@@ -70,12 +70,13 @@ class Group:
 
 
 Run = list[Group]
-"""Neighbours, down or across, between which the picture is not cut."""
+"""Neighbouring groups, down or across, between which the picture is not cut."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """The groups of one piece, what of the picture is its own, and the width that it is as large beside others with."""
+    """The groups of one piece, the part of the picture that is its own, and the width in pixels at which it is as large
+    as the pieces beside it."""
 
     group: Group
     within: Pixels
@@ -84,7 +85,8 @@ class Leaf:
 
 @dataclass
 class Look:
-    """Pictures that are cut alike: all that they show, and where."""
+    """Pictures that are cut alike: all blocks and all ink, boolean [height, width], that any of them shows, and the
+    leaves."""
 
     blocks: set[Block]
     ink: np.ndarray
@@ -97,7 +99,7 @@ class Look:
         return max(leaf.group.width for leaf in self.leaves)
 
     def fits(self, ink: np.ndarray) -> bool:
-        """Whether none of this ink is where these pictures are cut: at the left and the upper end of a leaf."""
+        """Return whether none of this ink is where these pictures are cut: at the left and the upper end of a leaf."""
         for left, top, right, bottom in (leaf.within for leaf in self.leaves):
             if (left and ink[top:bottom, left].any()) or (top and ink[top, left:right].any()):
                 return False
@@ -106,12 +108,13 @@ class Look:
 
 @dataclass
 class Cuts:
-    """Pictures of one panel, each cut as those before it where it can be: pieces stay in place from frame to frame."""
+    """Pictures of one panel, each cut like those before it where possible, so that pieces stay in place from frame to
+    frame."""
 
     looks: list[tuple[tuple, Look]] = field(default_factory=list)
 
     def add(self, figure: Figure, png: bytes) -> int:
-        """One more picture, as the figure was drawn last; the place of its pieces among `pieces()`."""
+        """Add a picture, as the figure was drawn last; return the index of its pieces in `pieces()`."""
         ink = (np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) != 255).any(-1)
         key = ink.shape, *(tuple(ax.bbox.extents.round()) for ax in figure.axes if ax.get_visible())
         alike = [n for n, (other, _) in enumerate(self.looks) if other == key]
@@ -135,7 +138,7 @@ class Cuts:
 
 
 def blocks(figure: Figure) -> list[Block]:
-    """All that a figure shows, as it was drawn last."""
+    """Return the blocks of everything that a figure shows, as it was drawn last."""
     renderer, height, shown = figure.canvas.get_renderer(), figure.bbox.height, []
 
     def flipped(box: Bbox) -> Box:
@@ -165,24 +168,23 @@ def blocks(figure: Figure) -> list[Block]:
 
 
 def _drawn(artist: Artist) -> bool:
-    """Whether there is anything of it: matplotlib has boxes of empty texts and lines, too."""
+    """Return whether an artist draws anything: matplotlib has boxes of empty texts and lines, too."""
     if isinstance(artist, Line2D):
         return artist.get_visible() and bool(np.isfinite(artist.get_xydata()).all(-1).any())
     return artist.get_visible() and not (isinstance(artist, Text) and not artist.get_text().strip())
 
 
 def pieces(leaves: list[Leaf], ink: np.ndarray) -> list[Piece]:
-    """Leaves without the ground around them; a picture that cannot be cut is one piece, as it is."""
+    """Return leaves without the ground around them; a picture that cannot be cut is one piece, as it is."""
     height, width = ink.shape
     cut = [piece for leaf in leaves if (piece := _piece(leaf, ink))]
     return cut if len(cut) > 1 else [(0, 0, width, height, width)]
 
 
 def _leaves(blocks: Iterable[Block], ink: np.ndarray) -> list[Leaf]:
-    """Cut a picture between its blocks, in the order in which it is read.
+    """Cut a picture between its blocks; return the leaves in reading order.
 
-    ink: [height, width] booleans, false on the ground. No cut goes through ink, and every pixel is in one leaf.
-    """
+    ink: [height, width] booleans, false on the ground. No cut goes through ink, and every pixel is in one leaf."""
     height, width = ink.shape
     within = (0, 0, width, height)
     groups = _grouped([each for each in sorted(blocks, key=lambda each: each.box) if _inside(each.box, ink).any()])
@@ -218,7 +220,7 @@ def _grouped(blocks: list[Block]) -> list[Group]:
 
 
 def _owns(axes: Group, words: Block, blocks: list[Block]) -> bool:
-    """Whether words are no wider than the axes that they are near to, and nothing else lies partly between the two."""
+    """Return whether words are no wider than the axes near to them, and nothing else lies partly between the two."""
     both = _union([axes, Group(words.box)]).box
     over = [each for each in blocks if _touch(both, each.box) and not _touch(axes.box, each.box)]
     wide = words.box[2] - words.box[0] - _overlap(axes.box, words.box, 0)
@@ -241,7 +243,7 @@ def _beside(axes: Box, words: Box) -> bool:
 
 
 def _overlap(one: Box, other: Box, axis: int) -> float:
-    """How far two boxes overlap across (0) or down (1); less than nothing: how far apart they are."""
+    """Return by how much two boxes overlap across (0) or down (1); negative: how far apart they are."""
     return min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis])
 
 
@@ -255,7 +257,7 @@ def _union(groups: list[Group]) -> Group:
 
 
 def _joined(groups: list[Group]) -> list[Group]:
-    """Those that overlap are one."""
+    """Return the groups with those that overlap joined into one."""
     done: list[Group] = []
     for group in groups:
         while True:
@@ -269,7 +271,7 @@ def _joined(groups: list[Group]) -> list[Group]:
 
 
 def _cut(groups: list[Group], within: Pixels, ink: np.ndarray) -> list[Leaf]:
-    """Rows, and in each of them as many columns as are needed."""
+    """Cut groups into rows, and each row into as many columns as are needed; return the leaves."""
     whole = _union(groups)
     alone = [Leaf(whole, within, whole.width)]
     if whole.width <= FITS:
@@ -287,7 +289,7 @@ def _cut(groups: list[Group], within: Pixels, ink: np.ndarray) -> list[Leaf]:
 
 
 def _merged(runs: Iterable[Run], together: Callable[[Run, Run], bool]) -> list[Run]:
-    """Runs of groups, each joined to the one before it where the two are together."""
+    """Return runs of groups, each joined to the one before it where together(before, run) is true."""
     merged: list[Run] = []
     for run in runs:
         if merged and together(merged[-1], run):
@@ -298,7 +300,7 @@ def _merged(runs: Iterable[Run], together: Callable[[Run, Run], bool]) -> list[R
 
 
 def _entitled(rows: list[Run], within: Pixels, ink: np.ndarray) -> list[Run]:
-    """A row of words that has some for every column of axes below it is of these."""
+    """Join a row of words that has some for every column of axes below it to these axes; return the rows."""
 
     def entitles(words: Run, row: Run) -> bool:
         if _union(words).axes or not _union(row).axes:
@@ -311,13 +313,13 @@ def _entitled(rows: list[Run], within: Pixels, ink: np.ndarray) -> list[Run]:
 
 
 def _runs(groups: list[Group], within: Pixels, ink: np.ndarray, axis: int) -> list[Run]:
-    """Groups in order, down (1) or across (0), in runs between which the picture can be cut."""
+    """Return groups in order, down (1) or across (0), in runs between which the picture can be cut."""
     ordered = ([group] for group in sorted(groups, key=lambda group: group.box[axis]))
     return _merged(ordered, lambda run, group: _line(_union(run), group[0], within, ink, axis) is None)
 
 
 def _line(before: Group, after: Group, within: Pixels, ink: np.ndarray, axis: int) -> int | None:
-    """The line of pixels without ink that is nearest to the middle between two groups; None: there is none."""
+    """Return the line of pixels without ink that is nearest to the middle between two groups; None if there is none."""
     end, start = before.box[axis + 2], after.box[axis]
     if start < end - TOUCH:
         return None
@@ -333,7 +335,7 @@ def _line(before: Group, after: Group, within: Pixels, ink: np.ndarray, axis: in
 
 
 def _parts(runs: list[Run], within: Pixels, ink: np.ndarray, axis: int) -> list[tuple]:
-    """What of `within` belongs to each run."""
+    """Return the part of `within` that belongs to each run."""
     lines = [_line(_union(a), _union(b), within, ink, axis) for a, b in pairwise(runs)]
     edges = [within[axis], *lines, within[axis + 2]]
     left, top, right, bottom = within
@@ -341,7 +343,8 @@ def _parts(runs: list[Run], within: Pixels, ink: np.ndarray, axis: int) -> list[
 
 
 def _together(rows: list[list[Leaf]]) -> list[Leaf]:
-    """Axes below each other that are too wide and cannot be cut stay one piece: they may have ticks in common."""
+    """Return the leaves of all rows. Axes below each other that are too wide and cannot be cut stay one piece: they may
+    have ticks in common."""
     leaves: list[Leaf] = []
     for row in rows:
         last = leaves[-1] if leaves else None
@@ -354,14 +357,14 @@ def _together(rows: list[list[Leaf]]) -> list[Leaf]:
 
 
 def _led(columns: list[Run]) -> list[Run]:
-    """Words beside axes are the end of what is before them, or the beginning of what is behind."""
+    """Join words beside axes to the axes before them or behind them; return the columns."""
     if not any(group.axes for column in columns for group in column):
         return columns
     return _merged(columns, lambda before, column: not (_union(before).axes and _union(column).axes))
 
 
 def _few(runs: list[Run]) -> list[Run]:
-    """Neighbours together while they fit: in as few columns as may be, and these as even as may be."""
+    """Join neighbours while they fit: into as few columns as possible, and these as even as possible."""
 
     def filled(most: float) -> list[Run]:
         return _merged(runs, lambda column, run: _union(column + run).width <= most)

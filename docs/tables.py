@@ -1,4 +1,4 @@
-"""Pages made from what flakit knows of itself: its functions, its casebook, its recorded measurements, its sources."""
+"""Pages made from flakit itself: its functions, its casebook, its recorded measurements, its sources."""
 
 import fnmatch
 import html
@@ -24,11 +24,11 @@ from flakit.numerics.words import number
 from flakit.numerics.work import in_short
 
 ENTRIES = re.compile(r"^\{\{([\w.]+): (.+)\}\}$", re.M)
-"""On a page of docs/api: the functions and classes that it describes, {{module: names or patterns of its names}}."""
+"""On a page of docs/api, {{module: names or patterns of its names}}: the functions and classes that it describes."""
 
 
 def documented(page):
-    """{its full name: what a page of the API describes}"""
+    """Return the functions and classes that a page of the API describes, by full name."""
     things = {}
     for module, patterns in ENTRIES.findall(page):
         public = getattr(import_module(module), "__all__", ())
@@ -38,7 +38,7 @@ def documented(page):
 
 
 def api(root):
-    """{page: its markdown}"""
+    """Return the markdown of every page of the API, by the page's name."""
 
     def entries(match):
         return "\n".join(starmap(entry, documented(match[0]).items()))
@@ -47,7 +47,7 @@ def api(root):
 
 
 def casebook(head):
-    """The casebook: a table of all cases, then one after the other with its knobs. head: the words before it."""
+    """Return the page of the casebook: a table of all cases, then each with its knobs. head: the words before it."""
     rows, stories = [], []
     for case in CASES.values():
         name, title, lesson = escaped(case.name), escaped(_title(case)), f"notebooks/{case.notebook}.ipynb"
@@ -64,7 +64,7 @@ def casebook(head):
 
 
 def fingerprints():
-    """A table of every fault and what becomes of every tensor."""
+    """Return a table of every fault and its effect on every tensor, as markdown."""
     names = [f"${SHORT[name]}$" if name in SHORT else name for name in TENSORS]
     rows = (
         (f"[{row.cause.name}](#{row.cause.case})", *map(_kind, row.cells.values()), row.cause.lesson)
@@ -80,7 +80,7 @@ def _kind(cell):
 
 
 def _title(case):
-    """Without the number that some have in the collection of stories that they come from."""
+    """Return a case's title without the number that some have in the collection of reports that they come from."""
     title = re.sub(r"^Casebook \w+: ", "", case.title)
     return title[:1].upper() + title[1:]
 
@@ -94,7 +94,7 @@ def _threads(threads):
 
 
 def commands(head):
-    """What `flakit COMMAND --help` says. head: the words before it."""
+    """Return the page of the commands, as `flakit COMMAND --help` describes them. head: the words before it."""
     group, parts = typer.main.get_command(cli.app), [head]
     for name, command in group.commands.items():
         options = [option for option in command.params if not getattr(option, "hidden", False)]
@@ -119,7 +119,7 @@ FIRST = ("device", "date", "torch", "triton", "flakit", "command")
 
 
 def results(root):
-    """A page for every file in data/, and one that lists them."""
+    """Return a page for every file in data/, and one that lists them, by the page's name."""
     words = _sections((root / "data" / "README.md").read_text())
     pages, listed = {}, []
     for path in sorted((root / "data").glob("*.json"), key=lambda path: (not path.stem.startswith("h200"), path.stem)):
@@ -145,7 +145,7 @@ def results(root):
 
 
 def _sections(readme):
-    """{file: (what it is, what its columns say)} from the README of data/."""
+    """Return {file: (what it is, what its columns mean)} from the README of data/."""
     sections = {}
     for section in re.split(r"^## ", readme, flags=re.M)[1:]:
         head, _, body = section.partition("\n")
@@ -160,7 +160,7 @@ def _first_sentence(text):
 
 
 def sortable(name, columns, rows, shown):
-    """A table that site.js makes sortable and searchable; whole and readable without it."""
+    """Return an HTML table that site.js makes sortable and searchable; it is complete and readable without that."""
     numeric = {n for n in shown if all(isinstance(row[n], (int, float, type(None))) or row[n] in _ODD for row in rows)}
     head = "".join(
         f'<th scope="col"{" class=number" if n in numeric else ""}>{html.escape(columns[n])}</th>' for n in shown
@@ -187,7 +187,7 @@ def _cell(value):
 
 
 def sources(root, files):
-    """A page for each file that a lesson points to."""
+    """Return a page for each file that a lesson links to, by the page's name."""
     return {
         f"source/{file}.md": f"---\norphan: true\nnosearch: true\n---\n\n# {escaped(file)}\n\n"
         f"~~~~~~python\n{(root / file).read_text()}~~~~~~\n"
@@ -196,11 +196,11 @@ def sources(root, files):
 
 
 TIMED = {"RWKV6": ("B8 T4096", "B1 T32768"), "RWKV7": ("B8 T4096", "B1 T32768"), "GSA": ("B8 T4096", "B8 T4096 K512")}
-"""Of each operator, the cases that the speed page begins with: in chunks, as a fresh model has them."""
+"""For each operator, the cases that the speed page begins with: in chunks, with a fresh model's decays."""
 
 
 def times():
-    """The picture that the speed page begins with, drawn from the recording."""
+    """Return the picture that the speed page begins with, drawn from the recording."""
     run = recorded.read("h200_speed")
     cases = [f"{op} chunk {case}" for op, sizes in TIMED.items() for case in sizes]
     rows = [row for row in run.rows if in_short(row) in cases]
@@ -241,7 +241,7 @@ def _accuracy():
 
 
 def ranks(page):
-    """The page on many ranks with what the simulation says in its places, and its picture."""
+    """Return the page on many ranks with its placeholders filled in from the simulation, and its picture."""
     net, tokens = simulate.network(), 2**20
     *_, off = fit(recorded.read("h200_messages").rows)
     case = simulate.sized("rwkv7", tokens)
