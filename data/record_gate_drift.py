@@ -34,8 +34,7 @@ LONG_RATES, LONG_SEEDS, LONG_WINDOW = (0.002, 0.001), range(2), 100
 TEXT_STEPS, TEXT_WINDOW = 1200, 20
 """Of the run that becomes NaN: steps of the right kernel, and after how many steps each run is checked for NaN."""
 AFTER, RESUMED, RESUMED_LATER = 2, 120, 40
-"""Recorded steps of a NaN run from its first such step on; steps whose text is stored after the first and later
-ones."""
+"""Recorded steps of a NaN run from its first such step on; those stored after its first and later texts."""
 LIMIT_GB = 8
 """The GPU memory that a run may use: one that needs more fails by itself and leaves the others theirs."""
 

@@ -20,8 +20,7 @@ OUTPUTS = {
     "blocks": (-9.0, -100.0),
     "halves": (-100.0,),
 }
-"""By way of computing the scores, the decays at which the notebook draws the output; elsewhere only the trace is
-stored."""
+"""By way of computing the scores, the decays at which the notebook draws the output; else only the trace is."""
 
 DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in PRESETS.values()}, reverse=True)
 """The (way, decay, products) settings for which lost digits are recorded."""

@@ -65,8 +65,7 @@ def main(prefixes):
 
 
 def katex(folder):
-    """Fetch KaTeX's style and fonts from npm, in the version whose formulas sphinxcontrib-katex writes. Exit if that
-    fails."""
+    """Fetch KaTeX's style and fonts from npm, in the version that sphinxcontrib-katex writes for. Exit if it fails."""
     stamp = folder / "katex" / "VERSION"
     if stamp.exists() and stamp.read_text() == katex_version:
         return
@@ -210,8 +209,7 @@ IMAGE = re.compile(r"<img(?![^>]*loading=\"lazy\")[^>]* src=\"([^\"?#:]+)\"")
 
 
 def first_view(page, files):
-    """Return the bytes that a browser loads on opening a page: itself, scripts, styles, fonts and pictures that are not
-    lazy."""
+    """Return the bytes that a browser loads on opening a page: itself, scripts, styles, fonts, non-lazy pictures."""
     text = page.read_text()
     parts = {(page.parent / url).resolve() for url in LOADED.findall(text) + IMAGE.findall(text)}
     if 'class="katex"' in text:

@@ -52,8 +52,7 @@ def _written(figure):
 _shown = Out.get(len(In) - 2)
 print(_json.dumps([_shown.text, *_written(_shown.canvas.figure)] if hasattr(_shown, "as_python") else []))
 """
-"""Code that prints the texts of the panel shown by the cell above: its readout, and the texts of its picture except
-ticks."""
+"""Code that prints the texts of the panel shown by the cell above: its readout and its picture's texts except ticks."""
 
 
 @dataclass(frozen=True)

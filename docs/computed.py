@@ -59,8 +59,7 @@ FIRST, H, K, CHUNK = "rwkv6", 1, 32, 64
 T, T_SKETCH = 128, 64
 """The rows of a model's tensors; one of its inputs says how many of them are tokens."""
 WINDOW, COLUMNS = 9 * CHUNK, 256
-"""The size of a window of a reader's decays: a chunk seen before, for anchors that lie before their chunk, and 8
-more."""
+"""The size of a window of a reader's decays: a chunk before, for anchors before their chunk, and 8 more."""
 SEEDS = 16
 
 
@@ -185,7 +184,7 @@ def translated() -> dict:
 
 
 def exported(name: str) -> bytes:
-    """Return a model as ONNX bytes, with its constant expressions folded."""
+    """Return one of `models`, by name, as ONNX bytes with its constant expressions folded."""
     import onnxruntime
 
     torch.set_num_threads(1)

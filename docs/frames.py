@@ -241,7 +241,8 @@ class Recording:
         return [values[n] for n in sorted(chosen)]
 
     def _walk(self, first: str | None, count: int, dense: Iterable) -> None:
-        """Record every stop of the first knob, or every position of the player, from the panel's present setting."""
+        """Record from the present setting on: the player, or else knob `first` at `count` stops and at the values
+        `dense`."""
         here = self._take()
         if self.walks:
             player, way = self.panel.player, []

@@ -25,8 +25,7 @@ def name(path):
 
 
 def starting_with(prefixes, paths):
-    """Return the notebooks whose file name, such as 04… or zh/04…, starts with one of the prefixes; without any,
-    all."""
+    """Return the notebooks whose file name, such as 04… or zh/04…, starts with a prefix; without any, all."""
     prefixes = tuple(prefixes) or ("",)
     return [
         path for path in paths if any(x.startswith(prefixes) for x in (path.name, f"{path.parent.name}/{path.name}"))
@@ -46,8 +45,7 @@ def prose_cells(notebook):
 
 
 def kernel_environment():
-    """Return the environment of a kernel as `make lab` sets it: without a GPU, with Triton's interpreter (later is too
-    late)."""
+    """Return a kernel's environment as `make lab` sets it, with Triton's interpreter if there is no GPU."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}

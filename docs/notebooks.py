@@ -71,8 +71,7 @@ class Untrue(ValueError):
 
 
 def _with_outputs(notebook, kept):
-    """Return the notebook with the outputs of a stored one that has the same code; words may have changed since it
-    ran."""
+    """Return the notebook with the outputs of a stored one that has the same code; words may differ."""
     ran = code_cells(read(kept)) if kept.exists() else []
     code = code_cells(notebook)
     if [cell.source for cell in ran] == [cell.source for cell in code]:
@@ -122,8 +121,7 @@ def _base():
 
 
 def _key(base, path):
-    """Return a hash of what a run of the lesson depends on: its code and, of its prose, the expressions of its
-    claims."""
+    """Return a hash of what a run of the lesson depends on: its code, and the expressions in its claims."""
     cells = [
         cell.source if cell.cell_type == "code" else [claim.expression for claim in claims(cell.source)]
         for cell in read(path).cells

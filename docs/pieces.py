@@ -85,8 +85,7 @@ class Leaf:
 
 @dataclass
 class Look:
-    """Pictures that are cut alike: all blocks and all ink, boolean [height, width], that any of them shows, and the
-    leaves."""
+    """Pictures that are cut alike: blocks and ink, boolean [height, width], that any shows, and leaves."""
 
     blocks: set[Block]
     ink: np.ndarray

@@ -216,8 +216,7 @@ def _floor(case: Case, meta: Mapping) -> float:
 
 
 def together_ms(case: Case, ranks: int, way: str = "gather", net: Network | None = None, rank: Rank | None = None):
-    """Return the milliseconds of forward and all gradients of a case over so many ranks. way: an algorithm of
-    `WAYS`."""
+    """Return the milliseconds of forward and all gradients of a case over ranks. way: an algorithm of `WAYS`."""
     net, rank = net or network(), rank or own(case)
     wait_ms = sum(WAYS[way](ranks, sent, net) for sent in messages(case)) if ranks > 1 else 0.0
     return rank.ms(case.T / ranks) + wait_ms

@@ -28,7 +28,7 @@ def failure(command: str, error: object, *, code: int = 2, soft_wrap: bool = Fal
 
 
 def writable(option: str, path: Path | None, ending: str = "") -> None:
-    """Raise ValueError unless the file of an option can be written, before the command begins its work. ending: of its
+    """Raise ValueError unless an option's file can be written, before the command begins its work. ending: of its
     name."""
     if path is None:
         return

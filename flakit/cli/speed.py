@@ -1,5 +1,4 @@
-"""The commands flakit bench and tune: how long the operators take on this machine's GPU, and how to make them
-faster."""
+"""The commands flakit bench and tune: how long the operators take on this machine's GPU, and faster settings for it."""
 
 from pathlib import Path
 from typing import Annotated

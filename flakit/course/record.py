@@ -123,8 +123,7 @@ class Progress:
         return tuple(name for name, cause in CAUSES.items() if cause.lesson in done)
 
     def fingerprint(self) -> "Picture":
-        """Draw the table of faults and tensors with the rows of `faults` filled in; put it on the last line of a
-        cell."""
+        """Draw the table of faults and tensors with the rows of `faults` filled in, for the last line of a cell."""
         from ..panels import fingerprint  # which brings matplotlib
 
         return fingerprint(causes=self.faults)

@@ -251,8 +251,7 @@ class DecayFigure:
         self._show_onsets(onsets, knob, now)
 
     def _point(self, name: str, bad: np.ndarray) -> None:
-        """Mark the rows or columns that are not finite, if they are few; adjacent ones share a mark. bad: boolean, one
-        each."""
+        """Mark the rows or columns that are not finite, if few; adjacent ones share a mark. bad: boolean, one each."""
         line, edge = self._flags[name]
         few = bool(bad.any()) and (bad.mean() < _FEW or bad.sum() == 1)
         line.set_visible(few)

@@ -95,8 +95,7 @@ class Fingerprint:
         return {"ax": ax, "heat": heat, "wrong": Marked(self.canvas, ax, **style.LOST), "words": words}
 
     def update(self, lines: Sequence[Line], seen: Sequence[str | None] | None = None) -> None:
-        """Redraw. lines: at most `rows`, the rest of the table stays empty. seen: each tensor's state as the reader saw
-        it."""
+        """Redraw. lines: at most `rows`; the rest stays empty. seen: each tensor's state as the reader saw it."""
         blank = Line("", "", [None] * len(self._columns), [True] * len(self._columns))
         lines = [*lines, *[blank] * (self._rows - len(lines))]
         self._draw(self._map, lines)

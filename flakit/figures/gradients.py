@@ -29,8 +29,7 @@ WORDS = Words() | {
 }
 
 ERRORS, PLOTS = "errors", ("upper curves", "lower curves")
-"""The maps to point at: the dots, with a row per tensor and series; and each plot, with a column per whole number of
-x."""
+"""The maps to point at: the dots, a row per tensor and series; and each plot, with a column per whole number of x."""
 
 
 class Curves(NamedTuple):

@@ -1,5 +1,4 @@
-"""The headroom of decays: their histogram, and below it each kernel's largest exponent beside the largest finite
-one."""
+"""The headroom of decays: their histogram, below it each kernel's largest exponent beside the largest finite one."""
 
 from collections.abc import Sequence
 
@@ -37,8 +36,7 @@ LANES = "kernels"
 
 
 class HeadroomFigure:
-    """A histogram of decays above a lane per kernel. `update` redraws in place. kernels: the lanes' labels from
-    above."""
+    """A histogram of decays above a lane per kernel. `update` redraws in place. kernels: the lanes' labels."""
 
     def __init__(self, kernels: Sequence[str], width: float = 9.4):
         self.kernels = tuple(kernels)

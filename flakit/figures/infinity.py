@@ -207,8 +207,7 @@ class WayFigure:
 
 
 class LossFigure:
-    """Bars for the lost share of each tensor in two chunks: of infinities in the first row, also of NaN in the
-    others."""
+    """Bars for the lost share of each tensor in two chunks: of infinities in row one, also of NaN in the others."""
 
     def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)

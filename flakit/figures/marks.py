@@ -1,5 +1,4 @@
-"""Marks over maps and plots: cells of one kind, rings around few of them, bars, labels, and grids of cells to point
-at."""
+"""Marks over maps and plots: cells of one kind, rings around few, bars, labels, and grids of cells to point at."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -85,8 +85,7 @@ class Scene:
         return f"{self.word(name)}_{t - name.endswith('_before')}"
 
     def complete(self, frame: dict[str, np.ndarray]) -> None:
-        """Add to a frame, in place, the arrays that it lacks and that `terms` defines as sums of products of its
-        arrays."""
+        """Add to a frame, in place, the arrays it lacks that `terms` defines as sums of products of its arrays."""
         arrays = {"-": np.float32(-1), **frame}
         for name, terms in self.terms.items():
             products = [] if name in frame or callable(terms) else [term.split() for term in terms.split(" + ")]

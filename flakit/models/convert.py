@@ -352,10 +352,8 @@ def state_from(model: LanguageModel, state: Sequence, names: str) -> dict[str, T
 
     state: for "rwkv-lm" a list of three tensors per layer, for one sequence: the time mix's previous token [dim], the
         state, [H, V, K] for RWKV7 and [H, K, V] for RWKV6, and the channel mix's previous token [dim]. For "fla" a
-        mapping
-        per layer, like `past_key_values[layer]`, with "conv_state" [N, dim], "recurrent_state" [N, H, K, V] and
-        "ffn_state"
-        [N, dim].
+        mapping per layer, like `past_key_values[layer]`, with "conv_state" [N, dim], "recurrent_state" [N, H, K, V] and
+        "ffn_state" [N, dim].
     names: "rwkv-lm" or "fla".
 
     Keys and values have one size here, so shapes do not reveal a transposed state: `names` decides. Raises ValueError
@@ -389,7 +387,7 @@ _PIECES = {"time.shift": "conv_state", "time.state": "recurrent_state", "channel
 
 
 def state_of(model: LanguageModel, state: Mapping[str, Tensor], names: str) -> list:
-    """Convert a final state of this model to another library's, the inverse of `state_from`.
+    """Convert a final state of this model to another library's, the inverse of `state_from`; `names` as there.
 
     Raises ValueError for "rwkv-lm" if the state has more than one sequence."""
     kind, converted = _kind(model, names), []

@@ -33,8 +33,7 @@ class Corpus:
         return pieces[:, :-1], pieces[:, 1:]
 
     def split(self, share: float = 0.1) -> tuple["Corpus", "Corpus"]:
-        """Return the text without its last `share`, for training, and that share. Raises ValueError unless 0 < share <
-        1."""
+        """Return the text without its last `share`, for training, and that share. ValueError unless 0 < share < 1."""
         if not 0 < share < 1:
             raise ValueError(f"share: expected a number above 0 and below 1, got {share!r}")
         at = round(len(self.text) * (1 - share))

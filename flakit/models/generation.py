@@ -110,8 +110,7 @@ WORTH_A_GRAPH = 8
 
 
 def _next_step(model: LanguageModel, state: Mapping[str, Tensor], steps: int) -> Callable[[Tensor], Tensor]:
-    """Return a function from tokens [B, 1] to the head's input [B, dim], which advances the model's state at each
-    call."""
+    """Return a function from tokens [B, 1] to the head's input [B, dim]; each call advances the model's state."""
     if steps >= WORTH_A_GRAPH and _can_be_captured(model):
         return _Captured(model, state)
 

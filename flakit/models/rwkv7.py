@@ -19,10 +19,8 @@ class RWKV7(nn.Module):
 
     edit: the largest fraction of a key's stored value that a token may remove: b = edit * sigmoid(.) * kappa.
         A token multiplies the state along kappa by e^w - edit * sigmoid(.). With the published 1.0 this eigenvalue is
-        above
-        -0.46, so that a flipped sign decays. 2.0 reaches -1, which state tracking needs (arXiv:2411.12537). Above 1 +
-        e^w,
-        1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
+        above -0.46, so that a flipped sign decays. 2.0 reaches -1, which state tracking needs (arXiv:2411.12537). Above
+        1 + e^w, 1.55 at the strongest decay, a token can make the state grow; nothing here prevents it.
     w_rank, a_rank, g_rank, v_rank: ranks of the low-rank projections of the decay, the edit, the gate and the mix with
         layer 0's value.
     norm_eps: eps of the norm of each head, default 1e-5 head_size.

@@ -57,8 +57,7 @@ def recorded(model: nn.Module, decays: Decays | None = None) -> Iterator[Recordi
 
     decays: for models other than those of `flakit.models`: called after every module's forward with its name, the
         module and its output; its result is recorded under that name. Default: the decays that mixers of this package
-        pass
-        to their operator.
+        pass to their operator.
 
     A block without any decay ends with a `WatchWarning` that names a likely reason. Raises TypeError if decays is no
     function; without it, ValueError for a model that has no layers of `flakit.models` with decays, or of two operators.

@@ -333,8 +333,7 @@ class Panel(widgets.VBox):
         return self
 
     def move(self, name: str, value) -> "Panel":
-        """Move one knob as a reader's hand does, with everything that follows from it, redraw at once; return the
-        panel."""
+        """Move one knob as a reader does, with all that follows from it, redraw at once; return the panel."""
         self._cost = 0.0  # or a slow last redraw may delay the next one
         self.knobs[name].value = value
         return self
@@ -406,8 +405,7 @@ class Panel(widgets.VBox):
     # Messages of the browser: the available width, the cell that is pointed at.
 
     def _resized(self, width: int, density: float) -> None:
-        """Choose the layout for the width in pixels at which the browser shows the panel. density: screen dots per
-        pixel."""
+        """Choose the layout for the width in pixels of the panel in the browser. density: screen dots per pixel."""
         self._available, self._density, self._loop = width, 1 + (density > 1), _running_loop()
         if not self._lay_out():
             self._settle()
@@ -568,8 +566,7 @@ class ButtonRun(widgets.HBox):
             self._thread.join(seconds)
 
     def _leave(self) -> None:
-        """Cancel at the end of the process and wait up to 30 seconds: PyTorch aborts if it is interrupted within a
-        call."""
+        """Cancel at the end of the process and wait up to 30 seconds: PyTorch aborts if interrupted in a call."""
         self._stop.set()
         self.wait(30)
 

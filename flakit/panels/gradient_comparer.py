@@ -355,8 +355,7 @@ class GradientComparer(Panel):
     # Cells that are pointed at.
 
     def arithmetic(self, rows, cell: Cell, *, op, tensor, **_) -> str | None:
-        """Return a line about a dot's errors and its worst element, or about all forms' errors at a place of a
-        curve."""
+        """Return a line about a dot's errors and worst element, or about all forms' errors at a point of a curve."""
         op = self.operators[op]
         if cell.map == ERRORS:
             tensor, form = self._figure(op.name).lane(cell.row)
@@ -544,8 +543,7 @@ def gradient_comparer(
     settings: starting values of the knobs; an unknown name raises TypeError, a bad value ValueError. source ("here" or
         "recorded"), dtype, profile ("constant" or one of `flakit.numerics.inputs.DECAYS`), decay (natural-log, of
         "constant"), T, K, for GSA M (slots) and HQ (query heads of the one memory), tensor (of the curves), measure,
-        along
-        ("T", "decay" or "dtype": the axis that the button measures), seed.
+        along ("T", "decay" or "dtype": the axis that the button measures), seed.
     language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> gradient_comparer(dtype="float32", profile="constant", decay=-20)

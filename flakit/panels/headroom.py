@@ -165,8 +165,7 @@ def headroom(w, op: str | None = None, show=None, *, language: str | None = None
     """Return a panel with a histogram of your own decays, and how far each kernel of the casebook is from its limit.
 
     w, op: as in `flakit.headroom`, which raises the same errors: natural-log decays <= 0 [B, T, H, K], layers of them
-    by
-        name, or a file of either.
+        by name, or a file of either.
     show: names of the knobs on view, default times, dtype and layer; the others are folded under "more".
     settings: starting values of the knobs: dtype (of the operands), times (0.01 … 100, a factor on all decays), chunk,
         block, and layer if there are several. An unknown name raises TypeError, a bad value ValueError.

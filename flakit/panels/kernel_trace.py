@@ -178,10 +178,8 @@ def kernel_trace(*lines: Callable, show=None, language: str | None = None, **set
 
     lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
     show: names of the knobs on view. settings: starting values of decay (natural-log, per token, of the head that
-    forgets
-        fastest) and way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours"). An unknown
-        name
-        raises TypeError, a bad value ValueError.
+        forgets fastest) and way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours"). An
+        unknown name raises TypeError, a bad value ValueError.
     language: "en" or "zh"; default: the current language, see `flakit.language`.
 
     >>> kernel_trace(decay=-1.4)

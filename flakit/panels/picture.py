@@ -118,8 +118,7 @@ class Picture(anywidget.AnyWidget):
         self.lit = self._highlights() if self.points else []
 
     def _highlights(self) -> list[tuple]:
-        """Return the boxes to draw: a kind and a `Box` for the chosen cell, its row, its column and places beside
-        it."""
+        """Return the boxes to draw: kind and `Box` for the chosen cell, its row, its column and places beside it."""
         cell = self.cell
         if cell is None:
             return []

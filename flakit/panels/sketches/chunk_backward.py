@@ -45,8 +45,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class PassingShown:
-    """What each pair, token i reading token j, adds to the loss in one channel, [C, C], zero unless j < i; and a token
-    t."""
+    """What each pair, token i reading token j, adds to the loss in one channel, [C, C], zero unless j < i. t: a
+    token."""
 
     t: int
     pairs: np.ndarray
@@ -60,8 +60,7 @@ class PassingShown:
         return float(self.pairs[t + 1 :, t:].sum())
 
     def dw(self, t: int) -> float:
-        """Return the decay's gradient at token t: the sum over the pairs that pass t, written before it and read after
-        it."""
+        """Return the decay's gradient at token t: the sum over the pairs written before t and read after it."""
         return float(self.pairs[t + 1 :, :t].sum())
 
     @property

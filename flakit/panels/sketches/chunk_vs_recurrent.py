@@ -216,7 +216,8 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
 
 @dataclass(frozen=True)
 class MeasuresShown:
-    """A wrong output and the true one, [T, V] each, the kind of fault, and the result of `numerics.errors.compare`."""
+    """An output with a fault, named `wrong`, and the true one, [T, V] each; and what `numerics.errors.compare`
+    gives."""
 
     wrong: str
     got: np.ndarray
@@ -315,8 +316,7 @@ print(shown.errors)
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay w, and the distance of two states after 1 … T tokens over the initial one, measured and by law,
-    [T]."""
+    """A log decay w, and the distance of two states after 1 … T tokens over the first one, measured, by law, [T]."""
 
     w: float
     measured: np.ndarray

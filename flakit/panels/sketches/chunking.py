@@ -222,8 +222,7 @@ class SplitShown:
 
 
 class Split(Sketch, name="split", words=WORDS):
-    """The exponents of readers and keys over the tokens, which the anchor shifts, and the weights, which it does
-    not."""
+    """The exponents of readers and keys by token, which the anchor shifts, and the weights, which it doesn't."""
 
     knobs = {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")}
     presets = {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}}

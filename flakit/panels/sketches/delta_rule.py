@@ -64,7 +64,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class EditingShown:
-    """The table [2, 4] before an edit, what is removed, what is written, and the table after. alpha: the share
+    """The table [2, 4] before an edit, what it removes (`taken`) and writes, and the table after. alpha: the share
     removed."""
 
     alpha: float

@@ -37,8 +37,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class ChainedShown:
-    """L [C, C], the share of token j's edit that token i finds directly, and its inverse (I - L)^-1 [C, C], through all
-    edits in between. spread: how different the keys are."""
+    """L [C, C], the share of token j's edit that token i finds directly (`found`), and its inverse (I - L)^-1 [C, C],
+    through all edits in between. spread: how different the keys are."""
 
     spread: float
     found: np.ndarray

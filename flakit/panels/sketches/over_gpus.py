@@ -90,8 +90,7 @@ class RanksShown:
 
 
 class Ranks(Sketch, name="ranks", words=WORDS):
-    """A map of what is left of each rank's writing in the others' states, and bars for the tokens and bytes of a
-    rank."""
+    """A map of what is left of each rank's writing in the others' states, and bars: a rank's tokens and bytes."""
 
     knobs = {
         "ranks": lambda: steps(4, RANKS, "ranks"),

@@ -88,7 +88,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class RoofShown:
-    """A call, and the least bytes that it must move and operations that it must do."""
+    """A call on so many tokens with key size K, and the least bytes that it must move and operations it must do."""
 
     tokens: int
     K: int

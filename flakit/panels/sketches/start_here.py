@@ -38,8 +38,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class BrokenShown:
-    """The gradient dr at one natural-log decay, computed and true, [T, K] each; non-finite shares of all tensors by
-    name."""
+    """The gradient dr at one natural-log decay, computed and true, [T, K] each; each tensor's non-finite share."""
 
     decay: float
     computed: np.ndarray

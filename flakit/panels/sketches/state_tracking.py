@@ -240,8 +240,7 @@ class Mirror(Sketch, name="mirror", words=WORDS):
 
 @dataclass(frozen=True)
 class AgainShown:
-    """The part of the state along kappa, initially 1, after 1 … N readings of one token that removes alpha of it,
-    [N]."""
+    """The part of the state along kappa, first 1, after 1 … N readings of one token that removes alpha of it, [N]."""
 
     alpha: float
     left: np.ndarray

@@ -75,7 +75,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class MeanOfMeansShown:
-    """The weight of each target's loss in the mean of two parts' means, and in the mean over all, [N] each."""
+    """The weight of each target's loss, [N]: in the mean of the means of two parts, cut after `cut`, and in that over
+    all."""
 
     cut: int
     averaged: np.ndarray
