@@ -85,7 +85,7 @@ class Leaf:
 
 @dataclass
 class Look:
-    """Pictures that are cut alike: blocks and ink, boolean [height, width], that any shows, and leaves."""
+    """Pictures that are cut alike, at the edges of `leaves`. blocks, ink [height, width]: of any of the pictures."""
 
     blocks: set[Block]
     ink: np.ndarray

@@ -149,7 +149,8 @@ def _numel(shapes: Iterable[tuple[int, ...]]) -> int:
 
 @functools.cache
 def _small_kernels(op: str) -> tuple[int, int]:
-    """Count the launches of M S + N, and of composing two maps, M' (M S + N) + N', as PyTorch dispatches them."""
+    """Count the kernels that launch for one map M S + N of a state S, and for composing two such maps, by PyTorch's
+    dispatch."""
     registered, inputs = _registered(op), replace(next(c for c in CASES if c.op == op), T=1).inputs("cpu")
     tensors = [inputs[name].detach() for name in operator(op).tensors]
     _, shapes = registered.shapes(*tensors, 1)

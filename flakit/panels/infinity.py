@@ -311,7 +311,7 @@ class Infinity(Panel):
         return _CELLS[step](way, i, j) if step in _CELLS else ""
 
     def arithmetic(self, way: case.Way, cell: Cell, *, step, decay, seed, **_) -> str | None:
-        """Return the same line for any cell that holds a number; None for an empty cell."""
+        """Return the arithmetic of a cell that holds a number, with these numbers; None for an empty cell."""
         name, i, j = STEPS[step - 1], cell.row, cell.column
         if name == "loss":
             n, row = CHUNKS.index(cell.map), cell.row
