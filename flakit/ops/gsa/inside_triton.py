@@ -91,7 +91,7 @@ def _decayed(x, upto, SIGN: tl.constexpr):
 
 @triton.jit
 def _as_split(x, MILD: tl.constexpr):
-    """Return float32 x; MILD: as the sum of the two parts in which it takes part in products."""
+    """Return float32 x; MILD: rounded to the sum of the two bfloat16 parts of a split operand."""
     if MILD:
         high, low = split(x)
         x = high.to(tl.float32) + low.to(tl.float32)
@@ -147,7 +147,7 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return the scores of x* and s* [C, C], as an `operand`."""
+    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM], as an `operand`."""
     b_E = tl.zeros([C, C], dtype=tl.float32)
     if SCALED:
         x_high, x_low = split(b_x)
@@ -174,7 +174,7 @@ def output_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """p = softmax(scale logits), o = B v + (p e^{to start}) hv for one chunk and query head, B the scores of p with s.
+    """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores.
 
     In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
 

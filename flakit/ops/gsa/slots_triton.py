@@ -13,7 +13,7 @@ TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3
 
 @triton.jit
 def matrix(ones, n, C: tl.constexpr):
-    """Load matrix n of ones [:, C, C]."""
+    """Load matrix n of ones [matrices, C, C], from `chunk_triton.sums_of_rows`."""
     o_c = tl.arange(0, C)
     return tl.load(ones + n * C * C + o_c[:, None] * C + o_c[None, :])
 

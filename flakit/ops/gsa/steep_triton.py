@@ -31,7 +31,7 @@ from .slots_triton import TO_BOUNDARY, TO_END, TO_START, add_written, decays, ma
 @triton.jit
 def _load_reads(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
                 BM: tl.constexpr):  # fmt: skip
-    """Load x of the first or second pass, [C, BM]."""
+    """Load the reads of a pass for one query, float32 [C, BM]: p of the `second`, dscores of the first."""
     if second:
         b_x = load_tile(p, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
     else:
@@ -72,7 +72,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g,
 @triton.jit
 def _pass_tensors(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2,
                   SCALED: tl.constexpr):  # fmt: skip
-    """Return the tensors of the first or second pass."""
+    """Return z, y, states, scales, dstates and dscales of the first pass or, if `second`, of the second."""
     if second:
         z, y, states, dstates = z_2, y_2, states_2, dstates_2
     if SCALED:
