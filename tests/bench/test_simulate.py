@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -78,7 +78,8 @@ def test_messages_within_a_host_are_those_measured_of_two_gpus():
     assert WAYS["gather"](2, sent, net) * 1e3 == pytest.approx(begin + sent.gathered / rate / 1e3)
     own = next(row for row in rows if row["bytes"] == 2 ** round(math.log2(sent.gathered)))
     assert WAYS["gather"](2, replace(sent, gathered=own["bytes"]), net) * 1e3 == pytest.approx(own["us"], rel=off)
-    assert simulate.network(gb_s=9) == replace(simulate.network(), gb_s=9)
+    # two fits of the same rows may differ in their last bits
+    assert asdict(simulate.network(gb_s=9)) == pytest.approx(asdict(replace(simulate.network(), gb_s=9)))
 
 
 @OPS
