@@ -387,7 +387,7 @@ class Digits(Report):
 
     @classmethod
     def from_dict(cls, data: Mapping) -> "Digits":
-        """Restore a `Digits` from the result of `to_dict`, without its `rounds`."""
+        """Restore a `Digits` from the result of `to_dict`."""
         digits = cls()
         digits.notes, digits.partial = list(data["notes"]), data.get("partial", False)
         for x in data["lines"]:
@@ -399,6 +399,10 @@ class Digits(Report):
         for x in data["outputs"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
             digits.outputs.append(Output(**rest, store=_place(x["store"]) if x.get("store") else None))
+        if data.get("rounds"):
+            from .digits_rounding import Rounds
+
+            digits.rounds = Rounds.from_dict(data["rounds"])
         return digits
 
     def __rich__(self) -> Group:

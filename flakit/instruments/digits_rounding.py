@@ -7,8 +7,8 @@ unchanged; a systematic rounding (an addend that vanishes, a gate that becomes 1
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..numerics.words import number
-from .digits import UNIT, right
+from .digits import UNIT, _place, right
 from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
 from .digits_triton import _SAME, to_bfloat16
 from .trace_record import DTYPES, Place, Trace, grid
@@ -75,14 +75,21 @@ class Rounds:
         return cls(runs, sorted(spreads, key=lambda x: -x.spread), repeatable)
 
     def to_dict(self) -> dict:
-        return {
-            "runs": self.runs, "repeatable": self.repeatable,
-            "spreads": [
-                {"file": x.place.file, "line": x.place.line, "expression": x.place.expression,
-                 "operation": x.operation, "spread": x.spread}
-                for x in self.spreads
-            ],
-        }  # fmt: skip
+        """Return plain lists, numbers and strings; a spread is the fields of its place beside its own."""
+        spreads = [
+            asdict(x.place) | {"text": x.place.statement, "operation": x.operation, "spread": x.spread}
+            for x in self.spreads
+        ]
+        return {"runs": self.runs, "repeatable": self.repeatable, "spreads": spreads}
+
+    @classmethod
+    def from_dict(cls, data: Mapping) -> "Rounds":
+        """Restore the `Rounds` whose `to_dict` returned these data."""
+        spreads = []
+        for x in data["spreads"]:
+            place = _place({name: value for name, value in x.items() if name not in ("operation", "spread")})
+            spreads.append(Spread(place, x["operation"], float(x["spread"])))
+        return cls(data["runs"], spreads, data["repeatable"])
 
     def __rich__(self) -> Group:
         title = f"\nRandom rounding, {self.runs} runs: digits that they share"

@@ -202,6 +202,17 @@ def test_random_rounding_agrees_without_a_shadow():
     assert max(x.spread for x in right.spreads) < 2.0**-16
 
 
+def test_random_rounding_survives_json():
+    x = torch.linspace(0, 1, 8)
+    with flakit.trace(digits=True) as t:
+        x.exp()
+    t.digits.rounds = Rounds.of(lambda: x.exp() * 2, 2)
+    stored = json.loads(json.dumps(t.to_dict()))
+    again = Trace.from_dict(stored)
+    assert json.loads(json.dumps(again.to_dict()))["digits"] == stored["digits"]
+    assert str(again.digits) == str(t.digits) and "Random rounding, 2 runs" in str(again.digits)
+
+
 def test_random_rounding_needs_a_script_that_can_be_repeated():
     def run():
         return torch.rand(8).exp() * 2
