@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from .blocks_triton import LENGTHS
 from .kernel_triton import Kernel, Translated
@@ -78,11 +78,80 @@ def split(x):
 
 
 @gluon.jit
-def store_split(s_high, s_low, x):
-    """Split float32 x into two bfloat16 tiles and store them in shared memory."""
+def split_left(x):
+    """Split float32 x [64, *] into the two parts of a left operand."""
+    high, low = split(x)
+    return gl.convert_layout(high, LEFT), gl.convert_layout(low, LEFT)
+
+
+@gluon.jit
+def allocate_pair(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return shared-memory buffers for the two parts of a split operand."""
+    high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
+    return high, gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
+
+
+@gluon.jit
+def load_pair(pair):
+    """Load both parts of a right operand."""
+    high, low = pair
+    return high.load(RIGHT), low.load(RIGHT)
+
+
+@gluon.jit
+def load_pair_transposed(pair):
+    """Load both parts of a right operand, transposed."""
+    high, low = pair
+    return high.permute([1, 0]).load(RIGHT), low.permute([1, 0]).load(RIGHT)
+
+
+@gluon.jit
+def store_pair(pair, x):
+    """Split float32 x into the two parts of an operand, store them and return them."""
+    s_high, s_low = pair
     high, low = split(x)
     s_high.store(high)
     s_low.store(low)
+    return high, low
+
+
+@gluon.jit
+def store_band_maxima(s_largest, b_D):
+    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
+    s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
+
+
+@gluon.jit
+def not_kept(x, CONTIGUOUS: gl.constexpr):
+    """Return int32 x. Without this, the compiler keeps in registers what follows from it through a whole loop, such as
+    an address for each tensor. CONTIGUOUS: so many columns of x are, and begin at a multiple of that."""
+    x = gl.inline_asm_elementwise("", "=r,0", [x], gl.int32, False, 1)
+    return gl.max_contiguous(gl.multiple_of(x, [1, CONTIGUOUS]), [1, CONTIGUOUS])
+
+
+@gluon.jit
+def indices(N: gl.constexpr, STRIDE: gl.constexpr):
+    """Return the row indices [N, 1] of a tile of 64 columns, and the offsets of its elements, [N, 64], in rows that are
+    STRIDE elements apart."""
+    o = gl.arange(0, N, gl.SliceLayout(1, ROWS))[:, None]
+    return o, o * STRIDE + gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+
+
+@gluon.jit
+def allocate_rows(BUFFERS: gl.constexpr, N: gl.constexpr):
+    """Return this number of shared-memory buffers for N rows each. Tensors need separate ones: between accesses to one
+    allocation the compiler inserts barriers, whatever the indices."""
+    return gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, N, 64], SWIZZLED)
+
+
+@gluon.jit
+def fetch_rows(buffers, n, tensors, base, rows, N: gl.constexpr, H: gl.constexpr):
+    """Start the asynchronous copy of N rows of each tensor [rows, H, 64] to its buffer n in shared memory. base: offset
+    of the first row. rows: number of rows to read; the others become zeros."""
+    t, o = indices(N, H * 64)
+    o = base + not_kept(o, 8)
+    for m in gl.static_range(len(tensors)):
+        async_copy.async_copy_global_to_shared(buffers[m].index(n), tensors[m] + o, mask=t < rows)
 
 
 @gluon.jit

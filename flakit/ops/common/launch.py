@@ -81,6 +81,8 @@ ROWS = {
     ("rwkv6.fused.scores", "16-bit"): Launch(64, 64, 1, 1, 128),
     ("rwkv6.fused.forward", "16-bit"): Launch(64, 64, 4, 1),
     ("rwkv6.fused.backward", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv6.fused.chain", "16-bit"): Launch(64, 64, 4, 1),
+    ("rwkv6.fused.grads", "16-bit"): Launch(64, 64, 4, 1, 168),
     ("rwkv6.recurrent", "16-bit"): Launch(512, 16, 1, 1),
     ("rwkv6.recurrent", "float32"): Launch(512, 16, 1, 1),
     ("rwkv6.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),

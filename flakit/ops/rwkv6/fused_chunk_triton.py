@@ -32,6 +32,9 @@ e^{total}, x and y contain the states' terms alone, and dyadic levels add the pa
 carry their decay, without subtractions.
 
 Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
+
+On Hopper GPUs, kernels in `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one walks a sequence for
+D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
 """
 
 from functools import cached_property
@@ -75,6 +78,7 @@ from ..common.blocks_triton import (
     sums,
     sums_along,
 )
+from ..common.kernel_triton import runs_gluon
 from ..common.launch import FULL_GPU, LONG_CHUNK_SIZE, cdiv
 from ..common.pairs_triton import BLOCK_TOKEN, halves, masked
 from ..common.plan_triton import ChunkPlan
@@ -374,9 +378,9 @@ class _Plan(Parts):
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Elements saved for the backward: of states, their scales, scores, and mild flags."""
+        """Elements saved for the backward: of states, scores, the states' scales, and mild flags."""
         heads = self.chunks * self.H
-        return heads * self.K * self.V, heads, heads * CHUNK * CHUNK, heads
+        return heads * self.K * self.V, heads * CHUNK * CHUNK, heads, heads
 
     @property
     def saved_shapes(self) -> tuple[tuple[int], tuple[int]]:
@@ -395,14 +399,23 @@ class _Plan(Parts):
         )
 
 
+FEWEST = 8192
+"""Fewest chunks, summed over heads, for the backward in Gluon: of fewer, its one more launch can cost what it saves."""
 ACCEPTS_FUNCTIONS = True
 """Whether a state may be a function (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, two 16-bit numbers in
-    one; and, in one tensor, the states' scales, the scores, and the mild flags."""
+    one; and, in one tensor, the scores, the states' scales, and the mild flags."""
     return _Plan(r, v, packing).saved_shapes
+
+
+def _takes_gluon(r, w, k, v, o, *saved) -> bool:
+    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
+    rows = r, w, k, v, o
+    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in rows)
+    return fits and runs_gluon(*rows, *saved)
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
@@ -415,7 +428,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
-    units, scores, mild = others.split_with_sizes(plan.sizes[1:])
+    scores, units, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
     where_scores, where = plan.where(CHUNK * group_size), plan.where(CHUNK * plan.L, plan.L)
@@ -426,10 +439,16 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
         PACKED=plan.packed, **launch_options("rwkv6.fused.scores", r),
     )  # fmt: skip
     first = first()
-    forward_kernel[(plan.parts * plan.H,)](
-        r, w, k, v, o, states.view(torch.float16), units, scores, first, final_state, scale, *where,
-        V=plan.V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=output_final_state,
-        PACKED=plan.packed, **launch_options("rwkv6.fused.forward", r),
+    tensors = r, w, k, v, o, states.view(torch.float16), units, scores
+    if _takes_gluon(r, w, k, v, o, states, scores):
+        from . import fused_chunk_gluon
+
+        walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("forward", plan.H)
+    else:
+        walk, launch = forward_kernel, dict(V=plan.V, BV=CHANNELS, **launch_options("rwkv6.fused.forward", r))
+    walk[(plan.parts * plan.H,)](
+        *tensors, first, final_state, scale, *where, KEEP=keep, HAS_FIRST=first is not None,
+        WANTS_LAST=output_final_state, PACKED=plan.packed, **launch,
     )  # fmt: skip
     return o, final_state, (states, others)
 
@@ -438,15 +457,22 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = saved
     plan = _Plan(r, v, packing)
-    units, scores, mild = others.split_with_sizes(plan.sizes[1:])
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
+    inputs, grads = (r, w, k, v, u), (dr, dw, dk, dv)
+    states = states.view(torch.float16)
+    scores, units, mild = others.split_with_sizes(plan.sizes[1:])
+    saved = states, units, scores, mild
+    if plan.chunks * plan.H >= FEWEST and _takes_gluon(r, w, k, v, do, states, scores):
+        from .fused_chunk_gluon import gradients
+
+        du = gradients(plan, inputs, do, saved, grads, dfinal_state, dinitial_state, scale)
+        return dr, dk, dv, dw, du, dinitial_state
     du = others.new_empty(plan.parts, plan.H, plan.K)
     where = plan.where(CHUNK * plan.L, plan.L)
     last = plan.start_parts(r, do, w, scale, dfinal_state, where, reverse=True)()
     backward_kernel[(plan.parts * plan.H,)](
-        r, w, k, v, u, do, states.view(torch.float16), units, scores, mild, dr, dw, dk, dv, du,
-        last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS, HAS_LAST=last is not None,
-        PACKED=plan.packed, **launch_options("rwkv6.fused.backward", r),
+        *inputs, do, *saved, *grads, du, last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS,
+        HAS_LAST=last is not None, PACKED=plan.packed, **launch_options("rwkv6.fused.backward", r),
     )  # fmt: skip
     return dr, dk, dv, dw, du.sum(0), dinitial_state

@@ -19,14 +19,17 @@ from ..common.bands_gluon import (
     LEFT,
     NUM_WARPS,
     PLAIN,
-    RIGHT,
     ROWS,
     SQUARE,
     SWIZZLED,
     SWIZZLED_16,
+    allocate_pair,
     gluon_kernel,
-    split,
-    store_split,
+    load_pair,
+    load_pair_transposed,
+    split_left,
+    store_band_maxima,
+    store_pair,
     to_half,
 )
 from ..common.bands_triton import CHANNELS, CHUNK, clamped_decay
@@ -50,40 +53,6 @@ UNITS_SIZE = tl.constexpr(UNITS)
 
 
 # --- what all kernels share ---
-
-
-@gluon.jit
-def allocate_pair(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return shared-memory buffers for the two parts of a split operand."""
-    high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
-    return high, gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
-
-
-@gluon.jit
-def load_pair(pair):
-    """Load both parts of a right operand."""
-    high, low = pair
-    return high.load(RIGHT), low.load(RIGHT)
-
-
-@gluon.jit
-def load_pair_transposed(pair):
-    """Load both parts of a right operand, transposed."""
-    high, low = pair
-    return high.permute([1, 0]).load(RIGHT), low.permute([1, 0]).load(RIGHT)
-
-
-@gluon.jit
-def store_pair(pair, x):
-    """Split float32 x into the two parts of an operand and store them."""
-    high, low = pair
-    store_split(high, low, x)
-
-
-@gluon.jit
-def store_band_maxima(s_largest, b_D):
-    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
-    s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
 
 
 @gluon.jit
@@ -233,8 +202,7 @@ def walk_chunk(
         s_D.store(to_half(b_D * inverse(unit)))
         gl.store(gl.where(rows >= C, dw + H * 64, dr) + base, unit.to(gl.bfloat16), mask=rows > 0)
     # x = D b*, y = N^T do + U^T x, all transposed.
-    D_high, D_low = split(b_D)
-    D_h, D_l = gl.convert_layout(D_high, LEFT), gl.convert_layout(D_low, LEFT)
+    D_h, D_l = split_left(b_D)
     zero = gl.zeros([64, 16], gl.float32, BAND)
     b_h, b_l = load_pair_transposed(o_b)
     b_x = mma_v2(D_h, b_h, zero) + mma_v2(D_h, b_l, mma_v2(D_l, b_h, zero))
@@ -243,12 +211,10 @@ def walk_chunk(
     b_D *= s_total.load(gl.SliceLayout(0, BAND))[None, :]
     r_h, r_l = load_pair(o_r)
     b_D = mma_v2(b_do, r_l, mma_v2(b_do, r_h, b_D))
-    x_high, x_low = split(b_x)
-    x_h, x_l = gl.convert_layout(x_high, LEFT), gl.convert_layout(x_low, LEFT)
+    x_h, x_l = split_left(b_x)
     U_h, U_l = load_pair(o_U)
     b_y = mma_v2(x_h, U_h, of_do) + mma_v2(x_h, U_l, mma_v2(x_l, U_h, zero))
-    y_high, y_low = split(b_y)
-    y_h, y_l = gl.convert_layout(y_high, LEFT), gl.convert_layout(y_low, LEFT)
+    y_h, y_l = split_left(b_y)
     a_h, a_l = load_pair(o_a)
     b_D = mma_v2(y_h, a_h, mma_v2(y_h, a_l, mma_v2(y_l, a_h, b_D)))
     # The rest is off the critical path: the next chunk does not depend on it.

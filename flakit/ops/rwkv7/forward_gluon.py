@@ -15,27 +15,20 @@ from ..common.bands_gluon import (
     SQUARE,
     SWIZZLED,
     SWIZZLED_16,
+    allocate_pair,
     gluon_kernel,
-    split,
+    load_pair,
+    load_pair_transposed,
+    split_left,
+    store_band_maxima,
+    store_pair,
     to_bfloat16,
     to_half,
 )
 from ..common.bands_triton import power_of_two
 from ..common.blocks_triton import exp
 from ..common.positions_triton import locate_program
-from .chain_gluon import (
-    A_SIZE,
-    D_SIZE,
-    UNITS_SIZE,
-    Y_SIZE,
-    C,
-    allocate_pair,
-    load_pair,
-    load_pair_transposed,
-    options,
-    store_band_maxima,
-    store_pair,
-)
+from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, options
 
 LOWEST_DECAY = gl.constexpr(-128.0)
 
@@ -168,8 +161,7 @@ def walk_chunk(
         s_S.store(to_half(b_S * reciprocal))
         gl.store(units + i * UNITS_SIZE + 64, unit, mask=rows > 0)
     # x = A_ak v + a* S, v2 = U x, all transposed.
-    S_high, S_low = split(b_S)
-    S_h, S_l = gl.convert_layout(S_high, LEFT), gl.convert_layout(S_low, LEFT)
+    S_h, S_l = split_left(b_S)
     zero = gl.zeros([64, 16], gl.float32, BAND)
     A_h, A_l = load_pair_transposed(o_ak)
     a_h, a_l = load_pair_transposed(o_a)
@@ -178,12 +170,10 @@ def walk_chunk(
     b_S *= s_total.load(gl.SliceLayout(0, BAND))[None, :]
     k_h, k_l = load_pair(o_k)
     b_S = mma_v2(b_v, k_l, mma_v2(b_v, k_h, b_S))
-    x_high, x_low = split(b_x)
-    x_h, x_l = gl.convert_layout(x_high, LEFT), gl.convert_layout(x_low, LEFT)
+    x_h, x_l = split_left(b_x)
     U_h, U_l = load_pair_transposed(o_U)
     b_f = mma_v2(x_h, U_h, zero) + mma_v2(x_h, U_l, mma_v2(x_l, U_h, zero))
-    f_high, f_low = split(b_f)
-    f_h, f_l = gl.convert_layout(f_high, LEFT), gl.convert_layout(f_low, LEFT)
+    f_h, f_l = split_left(b_f)
     b_h, b_l = load_pair(o_b)
     b_S = mma_v2(f_h, b_h, mma_v2(f_h, b_l, mma_v2(f_l, b_h, b_S)))
     if KEEP:

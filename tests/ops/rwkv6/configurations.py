@@ -43,6 +43,10 @@ CONFIGURATIONS = {
     "f16-wf32-K40-V56-states-fused": Launches(fused, f16, 40, 56, wide=f32, states=True, chunk_size=16),
     "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
     "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
+    "bf16-K64-V64-gluon": Launches(fused, bf16, 64, 64, hopper=True, chunk_size=16),
+    "bf16-K64-V64-packed-states-gluon": Launches(
+        fused, bf16, 64, 64, packed=True, states=True, hopper=True, chunk_size=16
+    ),
     "bf16-K64-V64-packed-states": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states": Launches(recurrent, f32, 256, 16, states=True),
