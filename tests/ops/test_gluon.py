@@ -22,7 +22,6 @@ from flakit.ops.common.dispatch import interpreted
 from flakit.ops.rwkv6 import api as rwkv6
 from flakit.ops.rwkv6 import fused_chunk_triton as fused_rwkv6
 from flakit.ops.rwkv7 import api as rwkv7
-from flakit.ops.rwkv7 import backward_gluon
 from flakit.ops.rwkv7 import fused_chunk_triton as fused_rwkv7
 from tests.ops.checking import SOLVES, check, true_values
 from tests.ops.gluon_emulated import emulated
@@ -164,20 +163,9 @@ def test_every_run_and_a_captured_graph_give_the_same_bits(device, op, decay):
         assert torch.equal(x, again[name]) and torch.equal(x, captured[name]), name
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 40])
-def test_programs_of_rwkv7_share_the_list_of_steep_chunks(monkeypatch, device, count):
-    """Fewer chunks than programs, more, and none."""
-    monkeypatch.setattr(backward_gluon, "STEEP_PROGRAMS", 4)
-    made, arriving = make(replace(SETTING, T=320, H=2), device)
-    made["w"][0, : 16 * ((count + 1) // 2) : 16, 0] = -20.0
-    made["w"][0, : 16 * (count // 2) : 16, 1] = -20.0
-    check(evaluate("rwkv7", made, arriving=arriving), true_values(made, arriving, "rwkv7"), made)
-
-
 @pytest.mark.parametrize("B, T, H", [(8, 4096, 32), (1, 4096, 1), (2, 600, 40), (1, 2**20, 2), (64, 128, 64)])
 def test_memory_of_rwkv7(monkeypatch, B, T, H):
-    """Each kernel is launched once. Beside the gradients there is memory for D of unfinished chunks, and for the list
-    of steep chunks."""
+    """Each kernel is launched once. Beside the gradients there is memory for D of unfinished chunks."""
     monkeypatch.setattr(fused_rwkv7, "runs_gluon", lambda *tensors: True)
     tensors = [torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(6)]
     saved = fused_rwkv7.saved_shapes(*tensors, None, 0)
@@ -191,10 +179,9 @@ def test_memory_of_rwkv7(monkeypatch, B, T, H):
         fused_rwkv7.backward(*tensors, 1.0, None, None, 0, saved, torch.empty_like(tensors[3]), None)
     (gradients,) = [n for n, (*_, options) in enumerate(launches) if options.get("KEEP")]
     names = [name for name, *_ in launches]
-    assert names[gradients:] == ["chain_kernel", "grads_kernel", "steep_grads_kernel"]
+    assert names[gradients:] == ["chain_kernel", "grads_kernel"]
     _, args, _ = launches[gradients]
     assert args["tails"].nbytes == (B * H * 2**13 if T % 16 else 0)
-    assert args["steep"].nbytes <= B * H * T // 2 + 2**10
 
 
 @pytest.mark.parametrize("B, T, H", [(8, 4096, 32), (1, 4000, 40), (1, 2**20, 2), (1, 4096, 31)])

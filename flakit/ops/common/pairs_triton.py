@@ -157,3 +157,35 @@ def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCAL
         passing = within(tl.where(right, o_c + 1, first), tl.where(right, first + size, o_c), C)
         b_dw = add_sums(b_dw, passing, b_g * p * tl.where(right, q_unit, k_unit)[:, None], not SCALED)
     return b_dq, b_dk, b_dw
+
+
+@triton.jit
+def level_tokens(o, level, READS: tl.constexpr, C: tl.constexpr):
+    """Return the tokens of a dyadic level's right halves (READS) or left halves, at indices o: of C / 2, then again."""
+    h = o % (C // 2)
+    return (((h >> level) * 2 + READS) << level) + (h & ((1 << level) - 1))
+
+
+@triton.jit
+def level_rows(x, y, b_w, level, start, end, i_h, READS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+                BK: tl.constexpr):  # fmt: skip
+    """Return for each chunk the rows of x [rows, H, K], then of y, at `level_tokens`, decayed to their halves'
+    boundaries and split, [chunks, C, BK]. b_w [chunks, C, BK]: finite log decays of the chunks from row `start` on."""
+    C: tl.constexpr = b_w.shape[1]
+    CHUNKS: tl.constexpr = b_w.shape[0]
+    o, o_k, t = tl.arange(0, CHUNKS * C)[:, None], tl.arange(0, BK)[None, :], tl.arange(0, C)[None, :]
+    i, of_x = level_tokens(o, level, READS, C), o % C < C // 2
+    first = (i >> level) << level
+    if READS:
+        between = (t >= first) & (t < i + of_x.to(tl.int32))  # x, r, is decayed by its own token too
+    else:
+        between = (t > i) & (t < first + (1 << level))
+    weight = exp(sums(tl.reshape(between.to(tl.float32), (CHUNKS, C, C)), b_w))
+    i += o // C * C
+    p, m = (start * H + i_h) * K + i * (H * K) + o_k, (i < end - start) & (o_k < K)
+    if x.dtype == y.dtype:
+        b_x = tl.load(tl.where(of_x, x, y) + p, mask=m, other=0.0).to(tl.float32)
+    else:
+        b_x = tl.load(x + p, mask=m & of_x, other=0.0).to(tl.float32)
+        b_x += tl.load(y + p, mask=m & (of_x == 0), other=0.0).to(tl.float32)
+    return split(tl.reshape(b_x, (CHUNKS, C, BK)) * weight)

@@ -4,9 +4,8 @@ chunks.
 
 1. `chain_kernel` (in `chain_gluon`) runs one program per part and head. It walks the chunks from last to first,
    computes only D, the gradient of the state leaving each chunk, and y, and stores both.
-2. `grads_kernel` runs one program per chunk and head. It reads D and y, and computes all gradients of a mild chunk. It
-   lists the chunks that are not mild.
-3. `steep_grads_kernel` reads D, and computes all gradients of the listed chunks.
+2. `grads_kernel` runs one program per chunk and head. It reads D and y, and computes all gradients. Only the pairs of
+   tokens inside a chunk are computed in two ways: `mild_pairs` and, of any decays, `dyadic_pairs`.
 
 **D and y take no memory of their own.** They wait in the rows of the chunk's gradients, which are written last: rows of
 D in dr, dk, dv and da (`pointers_of_D`), y in db, the units of y in the first row of dw, and that of D in the second. A
@@ -24,7 +23,6 @@ channel; k and its scores have one per key token. The other operands are split i
 """
 
 import torch
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -46,15 +44,29 @@ from ..common.bands_gluon import (
     to_bfloat16,
     to_half,
 )
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, bands, launch_options
-from ..common.blocks_triton import exp, kernel
-from ..common.launch import FULL_GPU
+from ..common.bands_triton import CHUNK, clamped_decay
+from ..common.blocks_triton import exp
+from ..common.pairs_triton import BLOCK_LEVELS
 from ..common.positions_triton import locate_program
-from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, chain_kernel, inverse, options, pointers_of_D, unit_of
-from .fused_chunk_triton import chunk_grads
+from .chain_gluon import (
+    A_SIZE,
+    D_SIZE,
+    UNITS_SIZE,
+    Y_SIZE,
+    C,
+    allocate_pair,
+    chain_kernel,
+    inverse,
+    options,
+    pointers_of_D,
+    store_pair,
+    unit_of,
+)
 
-STEEP_PROGRAMS = FULL_GPU // 2
-"""Programs of `steep_grads_kernel`, two for each multiprocessor."""
+SMALL = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8]))
+"""The result of a product [32, 32], 16 rows and columns per warp; below, its operands."""
+SMALL_LEFT = gl.constexpr(gl.DotOperandLayout(0, SMALL.value, 2))
+SMALL_RIGHT = gl.constexpr(gl.DotOperandLayout(1, SMALL.value, 2))
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
@@ -77,27 +89,268 @@ def sides(x):
 
 
 @gluon.jit
-def twice(x):
-    """Return x [N, M] twice, side by side, [N, 2 M], in layout BAND."""
-    both = gl.reshape(gl.permute(gl.join(x, x), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
+def from_operand(x):
+    """Return a left operand in float32 and layout BAND."""
+    return gl.convert_layout(x, BAND, assert_trivial=True).to(gl.float32)
+
+
+@gluon.jit
+def beside(x, y):
+    """Return x and y [N, M] side by side, [N, 2 M], in layout BAND."""
+    both = gl.reshape(gl.permute(gl.join(x, y), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
     return gl.convert_layout(both, BAND, assert_trivial=True)
+
+
+# --- pairs of tokens in a chunk --------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
+    """Return the gradients of R and E of a mild chunk, [64, 32] each, and of w without the sum over S D, [64, 16].
+
+    b_R, b_E: rows of reads and keys, transposed, left operands; read, key: their decays about the chunk's middle
+    x_reads, x_keys: what the states add to the gradients of R and E, without these decays
+    s_P: P [32, 32] in shared memory, split
+    """
+    s_high, s_low = s_P
+    R_high, R_low = split(from_operand(b_R) * read)
+    E_high, E_low = split(from_operand(b_E) * key)
+    R_h, R_l = gl.convert_layout(R_high, LEFT), gl.convert_layout(R_low, LEFT)
+    P_high, P_low = s_high.load(RIGHT), s_low.load(RIGHT)
+    d_keys = mma_v2(R_l, P_low, gl.zeros([64, 32], gl.float32, BAND))
+    d_keys = mma_v2(R_h, P_low, d_keys)
+    d_keys = mma_v2(R_l, P_high, d_keys)
+    d_keys = mma_v2(R_h, P_high, d_keys)
+    keys = E_high.to(gl.float32) + E_low.to(gl.float32)
+    of_k, of_b = sides(keys * d_keys)
+    of_keys = of_k + of_b
+    by_k, by_b = sides(keys * x_keys)
+    i, t = operand_indices(16)
+    b_dw = sums_along(by_k + by_b, i < t, False)
+    P_high, P_low = s_high.permute([1, 0]).load(RIGHT), s_low.permute([1, 0]).load(RIGHT)
+    E_h, E_l = gl.convert_layout(E_high, LEFT), gl.convert_layout(E_low, LEFT)
+    d_reads = mma_v2(E_l, P_low, x_reads)
+    d_reads = mma_v2(E_h, P_low, d_reads)
+    d_reads = mma_v2(E_l, P_high, d_reads)
+    d_reads = mma_v2(E_h, P_high, d_reads)
+    of_r, of_a = sides((R_high.to(gl.float32) + R_low.to(gl.float32)) * d_reads)
+    b_dw += sums_along(of_r + of_a - of_keys, i >= t, True)
+    return d_reads * read, (d_keys + x_keys) * key, b_dw - of_a  # a excludes its own token's decay
+
+
+@gluon.jit
+def between(t, i, SIZE: gl.constexpr):
+    """Return whether t lies between token i and the boundary of the halves, of SIZE tokens each, of its block."""
+    is_read, first = (i & SIZE) != 0, i & -SIZE
+    return (t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + SIZE))
+
+
+@gluon.jit
+def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
+    """Return what `mild_pairs` does, of any chunk, by dyadic levels, without subtractions.
+
+    read, key: decays of reads from the chunk's beginning, and of keys to its end.
+    """
+    s_high, s_low = s_P
+    j, j_16 = gl.arange(0, 32, gl.SliceLayout(0, BAND))[None, :], gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :]
+    j_left = gl.arange(0, 32, gl.SliceLayout(0, LEFT))[None, :]
+    # P of the pairs that meet at each level, read keys and key reads.
+    row, column = (
+        gl.arange(0, 32, gl.SliceLayout(1, SMALL))[:, None],
+        gl.arange(0, 32, gl.SliceLayout(0, SMALL))[None, :],
+    )
+    s_met_high = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_LEVELS * 32, 32], SWIZZLED_32)
+    s_met_low = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_LEVELS * 32, 32], SWIZZLED_32)
+    P_high = s_high.load(SMALL) + s_high.permute([1, 0]).load(SMALL)
+    P_low = s_low.load(SMALL) + s_low.permute([1, 0]).load(SMALL)
+    for level in gl.static_range(BLOCK_LEVELS):
+        meet = ((row ^ column) & 15) >> level == 1
+        s_met_high.slice(32 * level, 32).store(gl.where(meet, P_high, 0.0))
+        s_met_low.slice(32 * level, 32).store(gl.where(meet, P_low, 0.0))
+    i, t = operand_indices(16)
+    d_reads, d_keys = x_reads * read, x_keys * key
+    of_r, of_a = sides(from_operand(b_R) * d_reads)
+    of_k, of_b = sides(from_operand(b_E) * d_keys)
+    b_dw = sums_along(of_r + of_a, i > t, False) + sums_along(of_k + of_b, i < t, False)
+    own = exp(gl.convert_layout(b_w, BAND).to(gl.float32)) * scale  # r reads after its own token's decay, a before it
+    for level in gl.static_range(BLOCK_LEVELS):
+        x = from_operand(gl.where((j_left & (1 << level)) != 0, b_R, b_E))
+        weight = gl.full([64, 16], 1.0, gl.float32, BAND)
+        if level > 0:
+            ones = between(i, t, 1 << level).to(gl.float32).to(gl.bfloat16)
+            weight = exp(mma_v2(b_w, ones, gl.zeros_like(weight)))
+        weight = beside(gl.where((j_16 & (1 << level)) != 0, weight * own, weight), weight)
+        high, low = split(x * weight)
+        high, low = gl.convert_layout(high, LEFT), gl.convert_layout(low, LEFT)
+        P_high = s_met_high.slice(32 * level, 32).load(RIGHT)
+        P_low = s_met_low.slice(32 * level, 32).load(RIGHT)
+        grad = mma_v2(low, P_high, gl.zeros_like(x))
+        grad = mma_v2(high, P_low, grad)
+        grad = mma_v2(high, P_high, grad)
+        grad *= weight
+        if level > 0:
+            left, right = sides(grad * x)
+            b_dw += sums_along(left + right, between(t, i, 1 << level), False)
+        is_read = (j & (1 << level)) != 0
+        d_reads += gl.where(is_read, grad, 0.0)
+        d_keys += gl.where(is_read, 0.0, grad)
+    of_r, _ = sides(from_operand(b_R) * d_reads)
+    # r and its own token's keys.
+    row, column = (
+        gl.arange(0, 32, gl.SliceLayout(1, RIGHT))[:, None],
+        gl.arange(0, 32, gl.SliceLayout(0, RIGHT))[None, :],
+    )
+    is_own = row == column % 16
+    P_high, P_low = gl.where(is_own, s_high.load(RIGHT), 0.0), gl.where(is_own, s_low.load(RIGHT), 0.0)
+    d_keys += mma_v2(b_R, P_high, mma_v2(b_R, P_low, gl.zeros_like(d_keys))) * scale
+    is_own, s_high, s_low = column == row % 16, s_high.permute([1, 0]), s_low.permute([1, 0])
+    P_high, P_low = gl.where(is_own, s_high.load(RIGHT), 0.0), gl.where(is_own, s_low.load(RIGHT), 0.0)
+    d_reads += mma_v2(b_E, P_high, mma_v2(b_E, P_low, gl.zeros_like(d_reads))) * scale
+    return d_reads, d_keys, b_dw + of_r
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
+@gluon.jit
+def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
+    """Compute a chunk's gradients and write them to `grads` at offsets o [16, 64] with mask m, from what `grads_kernel`
+    copies to shared memory and loads. MILD: a constant, so that mild chunks spill no registers for dyadic levels."""
+    s_w, s_R, s_E, s_S, s_D, s_dw = copied
+    b_four, is_input, unit4, b_A, b_k, unit_S, unit_D = loaded
+    dr, dw, dk, dv, da, db = grads
+    BATCH: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
+    BATCH_LEFT: gl.constexpr = gl.DotOperandLayout(0, BATCH, 2)
+    BATCH_RIGHT: gl.constexpr = gl.DotOperandLayout(1, BATCH, 2)
+    s_FG = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
+    s_unit = gl.allocate_shared_memory(gl.float32, [4], FLAT)
+    s_A_high = gl.allocate_shared_memory(gl.float16, [32, 16], SWIZZLED_16)
+    s_A_low = gl.allocate_shared_memory(gl.float16, [32, 16], SWIZZLED_16)
+    s_A_unit = gl.allocate_shared_memory(gl.float32, [32], FLAT)
+    s_k_unit = gl.allocate_shared_memory(gl.float32, [16], FLAT)
+    unit = unit_of(gl.max(gl.abs(b_A), 1))
+    A_high, A_low = halves(b_A * gl.expand_dims(inverse(unit), 1))
+    s_A_high.store(gl.reshape(A_high, (32, 16)))
+    s_A_low.store(gl.reshape(A_low, (32, 16)))
+    s_A_unit.store(gl.reshape(unit, (32,)))
+    s_k_unit.store(unit_of(gl.max(gl.abs(b_k), 1)))
+    by_input = (b_four.to(gl.int32) << 16).to(gl.float32, bitcast=True)
+    by_half = b_four.to(gl.float16, bitcast=True).to(gl.float32)
+    b_four = gl.where(is_input, by_input, by_half) * unit4
+    unit = unit_of(gl.max(gl.max(gl.abs(b_four), 2), 1))
+    b_four *= gl.expand_dims(gl.expand_dims(inverse(unit), 1), 2)
+    s_FG.store(gl.reshape(to_half(b_four), (64, 64)))
+    s_unit.store(unit)
+    async_copy.wait_group(0)  # also a barrier: the copies and the stores above are complete
+
+    unit4, n = s_unit.load(FOUR), gl.arange(0, 4, FOUR)
+    unit_v, unit_v2 = gl.sum(gl.where(n == 0, unit4, 0.0), 0), gl.sum(gl.where(n == 1, unit4, 0.0), 0)
+    unit_do, unit_y = gl.sum(gl.where(n == 2, unit4, 0.0), 0), gl.sum(gl.where(n == 3, unit4, 0.0), 0)
+    s_F, s_G = s_FG.slice(0, 32), s_FG.slice(32, 32)
+    b_P = gl.zeros([32, 32], gl.float32, SMALL)
+    b_P = mma_v2(s_G.load(SMALL_LEFT), s_F.permute([1, 0]).load(SMALL_RIGHT), b_P)
+    p_i = gl.arange(0, 32, gl.SliceLayout(1, SMALL))
+    p_j = gl.arange(0, 32, gl.SliceLayout(0, SMALL))
+    ahead = (p_i % 16)[:, None] - (p_j % 16)[None, :]
+    visible = (ahead > 0) | ((ahead == 0) & (p_i < 16)[:, None])
+    b_P *= gl.where(p_i < 16, unit_do, unit_y)[:, None] * gl.where(p_j < 16, unit_v, unit_v2)[None, :]
+    s_P = allocate_pair(32, 32, SWIZZLED_32)
+    store_pair(s_P, gl.where(visible, b_P, 0.0))
+
+    # From here on tiles are transposed, [64 channels, *], in bands. Decays are relative to the middle of a mild chunk,
+    # and to the ends of any other: mid is 0, rest the whole chunk's decay.
+    t, u = operand_indices(32)
+    upto = gl.where(u < 16, (t <= u).to(gl.float32), (t < u % 16).to(gl.float32))
+    b_w = s_w.permute([1, 0]).load(LEFT)
+    zero = gl.zeros([64, 32], gl.float32, BAND)
+    zero_16 = gl.zeros([64, 16], gl.float32, BAND)
+    if MILD:
+        upto -= (t < 8).to(gl.float32)
+    else:
+        b_w = clamped_decay(b_w)
+    read = mma_v2(b_w, upto.to(gl.bfloat16), zero)
+    m_j = gl.arange(0, 32, gl.SliceLayout(0, BAND))[None, :]
+    m_c = gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :]
+    mid = -gl.sum(gl.where(m_j == 16, read, 0.0), 1)
+    rest = gl.sum(gl.where(m_j == 15, read, 0.0), 1)
+    from_D, from_S = exp(rest) * unit_D, exp(mid) * unit_S
+    if MILD:
+        key = -sides(read)[0]
+        to_end, of_D, key = exp(key + rest[:, None]), from_D, exp(key)
+    else:
+        t, u = operand_indices(16)
+        key = exp(mma_v2(b_w, (t > u).to(gl.float32).to(gl.bfloat16), zero_16))
+        to_end, of_D = key, gl.zeros_like(rest) + unit_D
+    read, key = exp(read) * gl.where(m_j < 16, scale, 1.0), beside(key, key)
+    b_R, b_E = s_R.permute([1, 0]).load(LEFT), s_E.permute([1, 0]).load(LEFT)
+    unit_k = s_k_unit.load(gl.SliceLayout(0, BAND))[None, :]
+    K_high, K_low = halves(sides(from_operand(b_E))[0] * inverse(unit_k) * to_end)
+    s_K_high = gl.allocate_shared_memory(gl.float16, [64, 16], SWIZZLED_16)
+    s_K_low = gl.allocate_shared_memory(gl.float16, [64, 16], SWIZZLED_16)
+    s_K_high.store(K_high)
+    s_K_low.store(K_low)
+
+    # The terms of D in the gradients of keys; then A_k^T G, for dv.
+    D_k = s_D.permute([1, 0]).load(LEFT)
+    x_keys = mma_v2(D_k, s_F.permute([1, 0]).load(RIGHT), zero)
+    x_keys *= gl.where(m_j < 16, (of_D * unit_v)[:, None], (of_D * unit_v2)[:, None])
+    G_do = s_FG.slice(32, 16).permute([1, 0]).load(LEFT)
+    G_y = s_FG.slice(48, 16).permute([1, 0]).load(LEFT)
+    by_do = mma_v2(G_do, s_A_high.slice(0, 16).load(RIGHT), zero_16)
+    by_do = mma_v2(G_do, s_A_low.slice(0, 16).load(RIGHT), by_do)
+    by_y = mma_v2(G_y, s_A_high.slice(16, 16).load(RIGHT), zero_16)
+    by_y = mma_v2(G_y, s_A_low.slice(16, 16).load(RIGHT), by_y)
+    by_do *= unit_do * s_A_unit.slice(0, 16).load(gl.SliceLayout(0, BAND))[None, :]
+    by_y *= unit_y * s_A_unit.slice(16, 16).load(gl.SliceLayout(0, BAND))[None, :]
+
+    # The loads below come after a barrier, so that P and k* are complete.
+    D_v = s_D.load(LEFT)
+    b_dv = mma_v2(D_v, s_K_high.load(RIGHT), zero_16)
+    b_dv = mma_v2(D_v, s_K_low.load(RIGHT), b_dv)
+    b_dv = b_dv * (unit_D * unit_k) + (by_do + by_y)
+    s_w.permute([1, 0]).store(to_bfloat16(b_dv))
+
+    S_k = s_S.permute([1, 0]).load(LEFT)
+    x_reads = mma_v2(S_k, s_G.permute([1, 0]).load(RIGHT), zero)
+    x_reads *= gl.where(m_j < 16, (from_S * unit_do)[:, None], (from_S * unit_y)[:, None])
+    if MILD:
+        d_reads, d_keys, b_dw = mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P)
+    else:
+        d_reads, d_keys, b_dw = dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale)
+    # sum_v S D, per channel of k, is the diagonal of S D^T; each band computes its own block [16, 16] of it.
+    S_k = s_S.permute([1, 0]).reshape([4, 16, 64]).load(BATCH_LEFT)
+    D_k = s_D.permute([1, 0]).reshape([4, 16, 64]).permute([0, 2, 1]).load(BATCH_RIGHT)
+    SD = mma_v2(S_k, D_k, gl.zeros([4, 16, 16], gl.float32, BATCH))
+    s_i = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, BATCH)))
+    s_j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, BATCH)))
+    on_diagonal = gl.expand_dims(gl.expand_dims(s_i, 0), 2) == gl.expand_dims(gl.expand_dims(s_j, 0), 1)
+    SD = gl.reshape(gl.sum(gl.where(on_diagonal, SD, 0.0), 2), (64,))
+    SD = gl.convert_layout(SD, gl.SliceLayout(1, BAND)) * (from_D * from_S)
+    b_dw += SD[:, None]
+    b_dw = gl.where((m_c == 0) & (unit_S < 2.0**-118), 0.0, b_dw)  # as `is_zero`
+
+    s_R.permute([1, 0]).store(to_bfloat16(d_reads))
+    s_E.permute([1, 0]).store(to_bfloat16(d_keys))
+    s_dw.permute([1, 0]).store(to_bfloat16(b_dw))
+    gl.store(dr + o, s_R.slice(0, 16).load(ROWS), mask=m)
+    gl.store(da + o, s_R.slice(16, 16).load(ROWS), mask=m)
+    gl.store(dk + o, s_E.slice(0, 16).load(ROWS), mask=m)
+    gl.store(db + o, s_E.slice(16, 16).load(ROWS), mask=m)
+    gl.store(dw + o, s_dw.load(ROWS), mask=m)
+    gl.store(dv + o, s_w.load(ROWS), mask=m)
+
+
 @gluon_kernel
 def grads_kernel(
-    r, w, k, v, a, b, do, states, v2, units, scores, mild, steep, dr, dw, dk, dv, da, db, tails, scale,
+    r, w, k, v, a, b, do, states, v2, units, scores, mild, dr, dw, dk, dv, da, db, tails, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of chunk program_id(1) of a part, if it is mild; otherwise append it to `steep`.
+    """Compute all gradients of chunk program_id(1) of a part.
 
     r, w, k, a, b, v, do and dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16], mild [all chunks, H]
     states [all chunks, H, 64 (v), 64 (k)], v2 [all chunks, H, 16, 64], both float16 in units of `units`
     units [all chunks, H, 65]: of the 64 channels of v2, and of the state
-    steep [1 + parts H L]: the number of chunks that are not mild, then for each its part and head times L + its place
     dr to db, tails: at first the D, y and units that `chain_kernel` wrote
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
@@ -108,12 +361,6 @@ def grads_kernel(
         return
     i = ((first_chunk + c) * H + i_h).to(gl.int64)
     is_mild = gl.load(mild + i)  # arrives with all other loads
-    SMALL: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])
-    SMALL_LEFT: gl.constexpr = gl.DotOperandLayout(0, SMALL, 2)
-    SMALL_RIGHT: gl.constexpr = gl.DotOperandLayout(1, SMALL, 2)
-    BATCH: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
-    BATCH_LEFT: gl.constexpr = gl.DotOperandLayout(0, BATCH, 2)
-    BATCH_RIGHT: gl.constexpr = gl.DotOperandLayout(1, BATCH, 2)
     TENSORS: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [4, 1, 1], [2, 1, 0])
     SCORES: gl.constexpr = gl.BlockedLayout([1, 1, 4], [2, 16, 1], [1, 1, 4], [2, 1, 0])
 
@@ -172,168 +419,11 @@ def grads_kernel(
     b_k = gl.load(k + o, mask=m, other=0.0).to(gl.float32)  # only for its units
     unit_S = gl.load(units + i * UNITS_SIZE + 64)
     unit_D = gl.load(gl.where(rows >= C, dw + H * 64, dr) + base).to(gl.float32)
-    if is_mild == 0:
-        async_copy.wait_group(0)
-        gl.store(steep + 1 + gl.atomic_add(steep, 1, sem="relaxed"), gl.program_id(0) * L + c)
-        return
-
-    s_FG = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
-    s_unit = gl.allocate_shared_memory(gl.float32, [4], FLAT)
-    s_A_high = gl.allocate_shared_memory(gl.float16, [32, 16], SWIZZLED_16)
-    s_A_low = gl.allocate_shared_memory(gl.float16, [32, 16], SWIZZLED_16)
-    s_A_unit = gl.allocate_shared_memory(gl.float32, [32], FLAT)
-    s_k_unit = gl.allocate_shared_memory(gl.float32, [16], FLAT)
-    unit = unit_of(gl.max(gl.abs(b_A), 1))
-    A_high, A_low = halves(b_A * gl.expand_dims(inverse(unit), 1))
-    s_A_high.store(gl.reshape(A_high, (32, 16)))
-    s_A_low.store(gl.reshape(A_low, (32, 16)))
-    s_A_unit.store(gl.reshape(unit, (32,)))
-    s_k_unit.store(unit_of(gl.max(gl.abs(b_k), 1)))
-    by_input = (b_four.to(gl.int32) << 16).to(gl.float32, bitcast=True)
-    by_half = b_four.to(gl.float16, bitcast=True).to(gl.float32)
-    b_four = gl.where(is_input, by_input, by_half) * unit4
-    unit = unit_of(gl.max(gl.max(gl.abs(b_four), 2), 1))
-    b_four *= gl.expand_dims(gl.expand_dims(inverse(unit), 1), 2)
-    s_FG.store(gl.reshape(to_half(b_four), (64, 64)))
-    s_unit.store(unit)
-    async_copy.wait_group(0)  # also a barrier: the copies and the stores above are complete
-
-    unit4, n = s_unit.load(FOUR), gl.arange(0, 4, FOUR)
-    unit_v, unit_v2 = gl.sum(gl.where(n == 0, unit4, 0.0), 0), gl.sum(gl.where(n == 1, unit4, 0.0), 0)
-    unit_do, unit_y = gl.sum(gl.where(n == 2, unit4, 0.0), 0), gl.sum(gl.where(n == 3, unit4, 0.0), 0)
-    s_F, s_G = s_FG.slice(0, 32), s_FG.slice(32, 32)
-    b_P = gl.zeros([32, 32], gl.float32, SMALL)
-    b_P = mma_v2(s_G.load(SMALL_LEFT), s_F.permute([1, 0]).load(SMALL_RIGHT), b_P)
-    p_i = gl.arange(0, 32, gl.SliceLayout(1, SMALL))
-    p_j = gl.arange(0, 32, gl.SliceLayout(0, SMALL))
-    ahead = (p_i % 16)[:, None] - (p_j % 16)[None, :]
-    visible = (ahead > 0) | ((ahead == 0) & (p_i < 16)[:, None])
-    b_P *= gl.where(p_i < 16, unit_do, unit_y)[:, None] * gl.where(p_j < 16, unit_v, unit_v2)[None, :]
-    P_high, P_low = split(gl.where(visible, b_P, 0.0))
-    s_P_high = gl.allocate_shared_memory(gl.bfloat16, [32, 32], SWIZZLED_32)
-    s_P_low = gl.allocate_shared_memory(gl.bfloat16, [32, 32], SWIZZLED_32)
-    s_P_high.store(P_high)
-    s_P_low.store(P_low)
-
-    # From here on tiles are transposed, [64 channels, *], in bands. Decays are relative to the chunk's middle.
-    t, u = operand_indices(32)
-    half = (t < 8).to(gl.float32)
-    upto = gl.where(u < 16, (t <= u).to(gl.float32), (t < u % 16).to(gl.float32))
-    b_w = s_w.permute([1, 0]).load(LEFT)
-    zero = gl.zeros([64, 32], gl.float32, BAND)
-    zero_16 = gl.zeros([64, 16], gl.float32, BAND)
-    read = mma_v2(b_w, (upto - half).to(gl.bfloat16), zero)
-    m_j = gl.arange(0, 32, gl.SliceLayout(0, BAND))[None, :]
-    m_c = gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :]
-    mid = -gl.sum(gl.where(m_j == 16, read, 0.0), 1)
-    rest = gl.sum(gl.where(m_j == 15, read, 0.0), 1)
-    of_key = -sides(read)[0]
-    to_end = exp(of_key + rest[:, None])
-    read = exp(read) * gl.where(m_j < 16, scale, 1.0)
-    key = twice(exp(of_key))
-    E = gl.convert_layout(s_E.permute([1, 0]).load(LEFT), BAND).to(gl.float32)
-    unit_k = s_k_unit.load(gl.SliceLayout(0, BAND))[None, :]
-    K_high, K_low = halves(sides(E)[0] * inverse(unit_k) * to_end)
-    s_K_high = gl.allocate_shared_memory(gl.float16, [64, 16], SWIZZLED_16)
-    s_K_low = gl.allocate_shared_memory(gl.float16, [64, 16], SWIZZLED_16)
-    s_K_high.store(K_high)
-    s_K_low.store(K_low)
-    from_D, from_S = exp(rest) * unit_D, exp(mid) * unit_S
-
-    # The terms of D in the gradients of keys; then A_k^T G, for dv.
-    D_k = s_D.permute([1, 0]).load(LEFT)
-    x_keys = mma_v2(D_k, s_F.permute([1, 0]).load(RIGHT), zero)
-    x_keys *= gl.where(m_j < 16, (from_D * unit_v)[:, None], (from_D * unit_v2)[:, None])
-    G_do = s_FG.slice(32, 16).permute([1, 0]).load(LEFT)
-    G_y = s_FG.slice(48, 16).permute([1, 0]).load(LEFT)
-    by_do = mma_v2(G_do, s_A_high.slice(0, 16).load(RIGHT), zero_16)
-    by_do = mma_v2(G_do, s_A_low.slice(0, 16).load(RIGHT), by_do)
-    by_y = mma_v2(G_y, s_A_high.slice(16, 16).load(RIGHT), zero_16)
-    by_y = mma_v2(G_y, s_A_low.slice(16, 16).load(RIGHT), by_y)
-    by_do *= unit_do * s_A_unit.slice(0, 16).load(gl.SliceLayout(0, BAND))[None, :]
-    by_y *= unit_y * s_A_unit.slice(16, 16).load(gl.SliceLayout(0, BAND))[None, :]
-    R_high, R_low = split(gl.convert_layout(s_R.permute([1, 0]).load(LEFT), BAND).to(gl.float32) * read)
-    E_high, E_low = split(E * key)
-
-    # The loads below come after a barrier, so that P and k* are complete: dv first, then keys, then reads.
-    D_v = s_D.load(LEFT)
-    b_dv = mma_v2(D_v, s_K_high.load(RIGHT), zero_16)
-    b_dv = mma_v2(D_v, s_K_low.load(RIGHT), b_dv)
-    b_dv = b_dv * (unit_D * unit_k) + (by_do + by_y)
-    s_w.permute([1, 0]).store(to_bfloat16(b_dv))
-
-    P_high, P_low = s_P_high.load(RIGHT), s_P_low.load(RIGHT)
-    R_h, R_l = gl.convert_layout(R_high, LEFT), gl.convert_layout(R_low, LEFT)
-    d_keys = mma_v2(R_l, P_low, zero)
-    d_keys = mma_v2(R_h, P_low, d_keys)
-    d_keys = mma_v2(R_l, P_high, d_keys)
-    d_keys = mma_v2(R_h, P_high, d_keys)
-    s_E.permute([1, 0]).store(to_bfloat16((d_keys + x_keys) * key))
-    keys = E_high.to(gl.float32) + E_low.to(gl.float32)
-    of_k, of_b = sides(keys * d_keys)
-    of_keys = of_k + of_b
-    by_k, by_b = sides(keys * x_keys)
-    t, u = operand_indices(16)
-    b_dw = sums_along(by_k + by_b, t < u, False)
-
-    S_k = s_S.permute([1, 0]).load(LEFT)
-    d_reads = mma_v2(S_k, s_G.permute([1, 0]).load(RIGHT), zero)
-    d_reads *= gl.where(m_j < 16, (from_S * unit_do)[:, None], (from_S * unit_y)[:, None])
-    # sum_v S D, per channel of k, is the diagonal of S D^T; each band computes its own block [16, 16] of it.
-    S_k = s_S.permute([1, 0]).reshape([4, 16, 64]).load(BATCH_LEFT)
-    D_k = s_D.permute([1, 0]).reshape([4, 16, 64]).permute([0, 2, 1]).load(BATCH_RIGHT)
-    SD = mma_v2(S_k, D_k, gl.zeros([4, 16, 16], gl.float32, BATCH))
-    s_i = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, BATCH)))
-    s_j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, BATCH)))
-    on_diagonal = gl.expand_dims(gl.expand_dims(s_i, 0), 2) == gl.expand_dims(gl.expand_dims(s_j, 0), 1)
-    SD = gl.reshape(gl.sum(gl.where(on_diagonal, SD, 0.0), 2), (64,))
-    SD = gl.convert_layout(SD, gl.SliceLayout(1, BAND)) * (from_D * from_S)
-    P_high, P_low = s_P_high.permute([1, 0]).load(RIGHT), s_P_low.permute([1, 0]).load(RIGHT)
-    E_h, E_l = gl.convert_layout(E_high, LEFT), gl.convert_layout(E_low, LEFT)
-    d_reads = mma_v2(E_l, P_low, d_reads)
-    d_reads = mma_v2(E_h, P_low, d_reads)
-    d_reads = mma_v2(E_l, P_high, d_reads)
-    d_reads = mma_v2(E_h, P_high, d_reads)
-    of_r, of_a = sides((R_high.to(gl.float32) + R_low.to(gl.float32)) * d_reads)
-    b_dw += sums_along(of_r + of_a - of_keys, t >= u, True)
-    b_dw += SD[:, None] - of_a  # a excludes its own token's decay
-    b_dw = gl.where((m_c == 0) & (unit_S < 2.0**-118), 0.0, b_dw)  # as `is_zero`
-
-    s_R.permute([1, 0]).store(to_bfloat16(d_reads * read))
-    s_dw.permute([1, 0]).store(to_bfloat16(b_dw))
-    gl.store(dr + o, s_R.slice(0, 16).load(ROWS), mask=m)
-    gl.store(da + o, s_R.slice(16, 16).load(ROWS), mask=m)
-    gl.store(dk + o, s_E.slice(0, 16).load(ROWS), mask=m)
-    gl.store(db + o, s_E.slice(16, 16).load(ROWS), mask=m)
-    gl.store(dw + o, s_dw.load(ROWS), mask=m)
-    gl.store(dv + o, s_w.load(ROWS), mask=m)
-
-
-@kernel
-def steep_grads_kernel(
-    r, w, k, v, a, b, do, states, v2, units, scores, steep, dr, dw, dk, dv, da, db, tails, scale,
-    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    LEVELS: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Compute all gradients of the chunks in the list `steep`. Shapes as in `grads_kernel`, with K = V = 64."""
-    o_k, o_v = tl.arange(0, BK)[None, :], tl.arange(0, BV)[:, None]
-    for n in tl.range(tl.program_id(0), tl.load(steep), tl.num_programs(0), disable_licm=True):
-        place = tl.load(steep + 1 + n)
-        i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
-            T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED, place // L
-        )
-        start, i = begin + place % L * C, ((first_chunk + place % L) * H + i_h).to(tl.int64)
-        base, rows = (start * H + i_h) * K, end - start
-        if rows > 0:  # always: masks hoisted out of the loop would stay in registers, out of an `if` they are not
-            p_D = pointers_of_D(dr, dk, dv, da, tails, base, (i_n * H + i_h).to(tl.int64), rows, o_v, o_k, H)
-            unit = tl.load(tl.where(rows >= C, dw + H * K, dr) + base).to(tl.float32)
-            b_D = tl.load(p_D).to(tl.float32) * unit
-            tl.debug_barrier()  # D is read before gradients are written
-            chunk_grads(
-                r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, bands(b_D),
-                tl.zeros([BK], dtype=tl.float32), scale, start, end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
-            )  # fmt: skip
+    copied, loaded = (s_w, s_R, s_E, s_S, s_D, s_dw), (b_four, is_input, unit4, b_A, b_k, unit_S, unit_D)
+    if is_mild > 0:
+        compute(copied, loaded, (dr, dw, dk, dv, da, db), o, m, scale, True)
+    else:
+        compute(copied, loaded, (dr, dw, dk, dv, da, db), o, m, scale, False)
 
 
 def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
@@ -341,7 +431,7 @@ def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
     part for `last`, to `written`, as `carry_grads_kernel` does for all parts. Arguments as in `gradients`."""
     r, w, k, v, a, b = inputs
     chain_kernel[(plan.parts * plan.H,)](
-        r, w, a, b, do, scores, last, written, *[None] * 8, scale, *where, HAS_LAST=last is not None, KEEP=False,
+        r, w, a, b, do, scores, last, written, *[None] * 7, scale, *where, HAS_LAST=last is not None, KEEP=False,
         PACKED=plan.packed, **options("chain", plan.H),
     )  # fmt: skip
 
@@ -355,20 +445,15 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
     last [parts, H, 64, 64]: the gradients of the states leaving the parts, or None for zeros.
     """
     r, w, k, v, a, b = inputs
-    *_, scores, mild = saved
+    *_, scores, _ = saved
     programs = plan.parts * plan.H
-    steep = mild.new_empty(1 + programs * plan.L, dtype=torch.int32)
     partial = plan.packed or plan.T % CHUNK > 0
     tails = r.new_empty(plan.N * plan.H * D_SIZE.value if partial else 0, dtype=torch.float16)
     chain_kernel[(programs,)](
-        r, w, a, b, do, scores, last, first, steep, *grads, tails, scale, *where, HAS_LAST=last is not None, KEEP=True,
+        r, w, a, b, do, scores, last, first, *grads, tails, scale, *where, HAS_LAST=last is not None, KEEP=True,
         PACKED=plan.packed, **options("chain", plan.H),
     )  # fmt: skip
     grads_kernel[(programs, plan.L)](
-        *inputs, do, *saved, steep, *grads, tails, scale, *where, PACKED=plan.packed,
-        **options("grads.mild", plan.H),
-    )  # fmt: skip
-    steep_grads_kernel[(STEEP_PROGRAMS,)](
-        *inputs, do, *saved[:-1], steep, *grads, tails, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS,
-        PACKED=plan.packed, **launch_options("rwkv7.fused.grads.dyadic", r),
+        *inputs, do, *saved, *grads, tails, scale, *where, PACKED=plan.packed,
+        **options("grads", plan.H),
     )  # fmt: skip

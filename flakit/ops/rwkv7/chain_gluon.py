@@ -230,12 +230,12 @@ def walk_chunk(
 
 @gluon_kernel
 def chain_kernel(
-    r, w, a, b, do, scores, last, first, steep, dr, dw, dk, dv, da, db, tails, scale,
+    r, w, a, b, do, scores, last, first, dr, dw, dk, dv, da, db, tails, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, HAS_LAST: gl.constexpr, KEEP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Walk a part. KEEP: write D leaving each of its chunks, and y, to where the chunk's gradients will be, and the
-    gradient of the initial state to `first`; empty the list `steep`. Otherwise, as `carry_grads_kernel` does: walk as
+    gradient of the initial state to `first`. Otherwise, as `carry_grads_kernel` does: walk as
     if the gradient of the state leaving the part were zero, or in the last part that of the final state, and write the
     gradient of the state entering it to `first`. In registers: D^T.
 
@@ -261,9 +261,6 @@ def chain_kernel(
     if HAS_LAST:
         p_last = last + (of_part if KEEP else of_sequence) * D_SIZE + o_k * 64 + o_v
         b_D = gl.load(p_last, mask=(o_v >= 0) & (is_last | KEEP), other=0.0)
-    if KEEP:
-        if gl.program_id(0) == 0:
-            gl.store(steep, 0)
     # Double buffers: while one chunk is processed, the next is prepared and the one after that is copied.
     buffers_0, buffers_1 = allocate_rows(), allocate_rows()
     operands_0, operands_1 = allocate_operands(), allocate_operands()

@@ -88,7 +88,7 @@ from ..common.blocks_triton import (
 )
 from ..common.kernel_triton import runs_gluon
 from ..common.launch import TABLE, cdiv
-from ..common.pairs_triton import BLOCK_TOKEN, masked
+from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
 from ..common.tiles_triton import load_tile, state_pointers
 from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, entering_kernel
@@ -138,16 +138,16 @@ def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def _level(level, C: tl.constexpr, N: tl.constexpr = 1):
-    """Return for N C columns, a chunk's tokens N times, at a dyadic level: the mask [C, N C] of decays (rows) between a
-    token and its half's boundary; whether it lies in a right half, where it is a read [1, N C]; and the mask of pairs
-    in opposite halves of one block [N C, N C]. The first of two times, reads include their own token's decay."""
-    o = tl.arange(0, N * C)
+def _level(level, C: tl.constexpr):
+    """Return for 2 C columns, reads or keys of a chunk's tokens, at a dyadic level: the mask [C, 2 C] of decays (rows)
+    between a token and its half's boundary; whether it lies in a right half, where it is a read [1, 2 C]; and the mask
+    of pairs in opposite halves of one block [2 C, 2 C]. Of r, the first C, decays include the token's own."""
+    o = tl.arange(0, 2 * C)
     i = o % C + (level >> 8)  # as in `halves`: masks hoisted out of the loop would stay in registers
     size = i * 0 + (1 << level)
     is_read, first = (i & size) != 0, i & -size
     t = tl.arange(0, C)[:, None]
-    upto = i + (o < (N - 1) * C).to(tl.int32)
+    upto = i + (o < C).to(tl.int32)
     begin, end = tl.where(is_read, first, i + 1)[None, :], tl.where(is_read, upto, first + size)[None, :]
     return (t >= begin) & (t < end), is_read[None, :], ((i[:, None] ^ i[None, :]) >> level) == 1
 
@@ -182,10 +182,10 @@ def scores_kernel(
     b_r, b_a, b_k, b_b = bands(b_r, CHUNKS), bands(b_a, CHUNKS), bands(b_k, CHUNKS), bands(b_b, CHUNKS)
     if tl.min(lowest) > BLOCK_TOKEN:
         half = (j < C // 2).to(tl.float32)
-        upto = sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)
+        decay = sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)
         before = sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)
-        key = exp(-upto)
-        r_high, r_low = split(b_r.to(tl.float32) * (exp(upto) * scale))
+        key = exp(-decay)
+        r_high, r_low = split(b_r.to(tl.float32) * (exp(decay) * scale))
         a_high, a_low = split(b_a.to(tl.float32) * exp(before))
         k_high, k_low = split(b_k.to(tl.float32) * key)
         b_high, b_low = split(b_b.to(tl.float32) * key)
@@ -196,23 +196,20 @@ def scores_kernel(
     else:
         own_k = tl.sum(b_r.to(tl.float32) * b_k.to(tl.float32), 2)[:, :, None] * scale
         own_b = tl.sum(b_r.to(tl.float32) * b_b.to(tl.float32), 2)[:, :, None] * scale
-        A_rk = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
-        A_rb, A_ak, b_A = tl.zeros_like(A_rk), tl.zeros_like(A_rk), tl.zeros_like(A_rk)
+        there = (start + o_b * C < end)[:, None, None]
+        p = scores + ((first_chunk + o_b) * H + i_h).to(tl.int64)[:, None, None] * (2 * C * C)
         for level in range(LEVELS):
-            # Rows that read hold r and a, rows that are keys k and b.
-            between, is_read, meet = _level(level, C)
-            is_read = tl.trans(is_read)[None, :, :]
-            weight = exp(sums(per_band(tl.trans(between), CHUNKS), b_w))
-            own = tl.where(is_read, exp(b_w.to(tl.float32)) * scale, 1.0)  # r includes its own token's decay
-            r_high, r_low = split(tl.where(is_read, b_r, b_k).to(tl.float32) * (weight * own))
-            a_high, a_low = split(tl.where(is_read, b_a, b_b).to(tl.float32) * weight)
-            met = per_band(meet & (i > j), CHUNKS)
-            A_rk += masked(met, by_transpose(r_high, r_low, r_high, r_low))
-            A_rb += masked(met, by_transpose(r_high, r_low, a_high, a_low))
-            A_ak += masked(met, by_transpose(a_high, a_low, r_high, r_low))
-            b_A += masked(met, by_transpose(a_high, a_low, a_high, a_low))
-        A_rk = tl.where((i == j)[None, :, :], own_k, A_rk)
-        A_rb = tl.where((i == j)[None, :, :], own_b, A_rb)
+            R_high, R_low = level_rows(r, a, b_w, level, start, end, i_h, True, H, K, BK)
+            E_high, E_low = level_rows(k, b, b_w, level, start, end, i_h, False, H, K, BK)
+            b_A = by_transpose(R_high, R_low, E_high, E_low) * tl.where(i < C // 2, scale, 1.0)[None, :, :]
+            x, y = level_tokens(i, level, True, C), level_tokens(j, level, False, C)
+            place = tl.where(i < C // 2, y * C + x, x * C + y) + j // (C // 2) * (C * C)
+            tl.store(p + place[None, :, :], b_A, mask=there & ((x ^ y) >> level == 1)[None, :, :])
+        tl.debug_barrier()  # the scores are in memory
+        p_ij, p_ji = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
+        A_rk, A_rb = tl.load(p_ji, mask=there, other=0.0), tl.load(p_ji + C * C, mask=there, other=0.0)
+        A_ak, b_A = tl.load(p_ij, mask=there, other=0.0), tl.load(p_ij + C * C, mask=there, other=0.0)
+        A_rk, A_rb = tl.where((i == j)[None, :, :], own_k, A_rk), tl.where((i == j)[None, :, :], own_b, A_rb)
     b_A = tl.where((i > j)[None, :, :], b_A, 0.0)
     b_U, b_X = _inverse_and_transpose(b_A, C, LEVELS)
     A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
@@ -370,7 +367,7 @@ def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     P_high, P_low = split(b_P + tl.trans(b_P))
     b_dw = tl.zeros([b_R.shape[0], b_R.shape[1], C], dtype=tl.float32)
     for level in range(LEVELS):
-        between, is_read, meet = _level(level, C, 2)
+        between, is_read, meet = _level(level, C)
         is_read = is_read[None, :, :]
         weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_R, b_E) * weight
