@@ -6,7 +6,9 @@ rows of the next turn load while a program computes with those of the current on
 
 The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
 CHECKPOINT tokens. From there the backward walks a segment twice: first forward, writing the state before every turn to
-a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
+a scratch buffer; then turn by turn in reverse, with the states within a turn in registers. The scratch buffer has the
+key channels (in GSA the slots) last, which gives a thread four consecutive ones: what a row of keys holds then reaches
+the threads by shuffles, without shared memory and its barriers.
 """
 
 from functools import lru_cache
@@ -103,7 +105,8 @@ def relayout(p, x, m):
 
 def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]. Raises ValueError
-    if K exceeds the kernel's largest block."""
+    if K exceeds the kernel's largest block. RWKV6's gradients cut K instead: there x is v and V is K.
+    """
     return _blocks_and_options(TABLE[kernel, width(x.element_size())], x.shape[-1], V)
 
 
@@ -111,7 +114,7 @@ def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, 
 def _blocks_and_options(launch: Launch, K: int, V: int) -> tuple[int, int, int, dict]:
     BK, BV = block(K, launch.BK), block(V, launch.BV)
     if K > BK:
-        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {K}")
+        raise ValueError(f"expected heads of at most {BK} channels for the recurrent kernels, got {K}")
     warps = min(16, launch.num_warps * max(1, BK // ROWS))
     return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
@@ -136,7 +139,7 @@ def tokens_per_turn(T: int, queries: int = 1) -> int:
 
 
 def sum_blocks(shares: torch.Tensor) -> torch.Tensor:
-    """Sum partial results of the blocks along V, [blocks, ...], over the first axis."""
+    """Sum partial results of the programs of a head, [blocks, ...], over the first axis."""
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 

@@ -142,7 +142,7 @@ def pass_grads_kernel(
     x [B, T, H G, M], z, dz [B, T, H G, D], y, dy [B, T, H, D], s, g [B, T, H, M], tokens = B T
     dx [ND, B, T, H G, M], ds, dg [ND, B, T, H, M]: partial sums, one for each block of D
     states [checkpoints, H, M, D], dfinal_state, dinitial_state [N, H, M, D]; FIRST: [..., D, M]
-    scratch [ND, N, H, C // U, BM, BD], cu_seqlens, checkpoints_before [N + 1]
+    scratch [ND, N, H, C // U, BD, BM], cu_seqlens, checkpoints_before [N + 1]
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_d, i_nh = program(ND)
@@ -153,7 +153,7 @@ def pass_grads_kernel(
     m_s = m_m[:, None] & m_d[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_d * N * H + i_nh).to(tl.int64) * (C // U) * BM * BD
-    p_scratch += tl.arange(0, BM)[:, None] * BD + tl.arange(0, BD)[None, :]
+    p_scratch += tl.arange(0, BM)[:, None] + tl.arange(0, BD)[None, :] * BM
     share = i_d.to(tl.int64) * tokens * H
 
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
@@ -169,6 +169,7 @@ def pass_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * M * D + o_s, mask=m_s, other=0.0)
+        b_S = relayout(p_scratch, b_S, True)
         written = load_turn((s, g), (y,), begin, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
         for i_t in range(0, turns):
             tl.store(p_scratch + i_t * BM * BD, b_S)
@@ -296,7 +297,7 @@ class _Passes:
         ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)
         dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *states.shape[1:])
         pass_grads_kernel[(ND * self.N * self.H,)](
-            x, y, z, self.s, self.g, states, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BM, BD),
+            x, y, z, self.s, self.g, states, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BD, BM),
             dx, dy, dz, ds, dg, dinitial_state, *self.offsets, self.T, self.B * self.T, self.N,
             H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
             HAS_FINAL=dfinal_state is not None, PACKED=self.packing is not None, **options,

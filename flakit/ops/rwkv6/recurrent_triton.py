@@ -1,5 +1,8 @@
 """RWKV6 token by token as Triton kernels: the state stays in registers, [K, BV] a program.
 
+The backward cuts the state along K instead, [BK, V] a program: dr, dk and dw are sums over V, which one program then
+computes whole, and only dv is a sum over programs. Each decay factor is computed by one program.
+
 The backward needs every S_{t-1}, and cannot divide by a decay to walk back. So the forward stores the state every
 CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse. Then
 dw_t = sum_v e^{w_t} S_{t-1} D_t uses the states themselves, without cancellation.
@@ -89,21 +92,21 @@ def recurrent_grads_kernel(
     """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
     [BK, BV].
 
-    r, k, w [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], tokens = B T
-    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
+    r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T
+    dr, dk, dw [B, T, H, K], du [N, H, K], dv [NK, B, T, H, V]: partial sums, one for each block of K
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NK, N, H, C // U, BV, BK]
     cu_seqlens, checkpoints_before [N + 1]
     """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_nh = program(NV)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_k, i_nh = program(NK)
     i_n, i_h = i_nh // H, i_nh % H
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    o_k, o_v = i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
-    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
-    p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
-    share = i_v.to(tl.int64) * tokens * H
+    p_scratch = scratch + (i_k * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
+    p_scratch += tl.arange(0, BK)[:, None] + tl.arange(0, BV)[None, :] * BK
+    share = i_k.to(tl.int64) * tokens * H
 
     b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
     b_du = tl.zeros([1, BK], dtype=tl.float32)
@@ -118,6 +121,7 @@ def recurrent_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
+        b_S = relayout(p_scratch, b_S, True)
         written = load_turn((k, w), (v,), begin, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for i_t in range(0, turns):
             tl.store(p_scratch + i_t * BK * BV, b_S)
@@ -161,14 +165,14 @@ def recurrent_grads_kernel(
                 b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
-                tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
-                tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k & within)
-                tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
-                tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
+                tl.store(dr + row * K + o_k, b_dq * scale, mask=m_k & within)
+                tl.store(dk + row * K + o_k, b_dk, mask=m_k & within)
+                tl.store(dw + row * K + o_k, b_dw, mask=m_k & within)
+                tl.store(dv + (share + row) * V + o_v, b_dv, mask=m_v & within)
                 b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
-    tl.store(du + (i_v * N * H + i_nh) * K + o_k[None, :], b_du, mask=m_k[None, :])
+    tl.store(du + i_nh * K + o_k[None, :], b_du, mask=m_k[None, :])
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
@@ -200,15 +204,15 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = blocks_and_options("rwkv6.recurrent_grads", r, V)
+    BV, BK, NK, options = blocks_and_options("rwkv6.recurrent_grads", v, K)
     U = tokens_per_turn(T)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dk, dw = (empty(NV, B, T, H, K) for _ in range(3))
-    dv, du, dinitial_state = torch.empty_like(v), empty(NV, N, H, K), empty(N, H, K, V)
-    recurrent_grads_kernel[(NV * N * H,)](
-        r, k, v, w, u, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BK, BV), dr, dk, dv, dw, du,
+    dr, dk, dw = (empty(B, T, H, K) for _ in range(3))
+    dv, du, dinitial_state = empty(NK, B, T, H, V), empty(N, H, K), empty(N, H, K, V)
+    recurrent_grads_kernel[(NK * N * H,)](
+        r, k, v, w, u, do, states, dfinal_state, empty(NK * N * H, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    return sum_blocks(dr), sum_blocks(dk), dv, sum_blocks(dw), du.sum((0, 1)), dinitial_state
+    return dr, dk, sum_blocks(dv).to(v.dtype), dw, du.sum(0), dinitial_state

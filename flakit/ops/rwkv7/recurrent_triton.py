@@ -31,13 +31,18 @@ from ..common.recurrence_triton import (
 
 
 @triton.jit
-def _step(b_S, b_w, b_k, b_v, b_a, b_b):
-    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, a^T S_{t-1}, and e^w as high and low."""
+def _removed(b_S, b_a):
+    """Return a^T S_{t-1}, [BV]."""
+    return tl.sum(as_vector(b_a)[:, None] * b_S, 0)
+
+
+@triton.jit
+def _step(b_S, removed, b_w, b_k, b_v, b_b):
+    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and e^w as high and low."""
     high, low = split_decay(b_w)
     n_high, n_low = as_vector(high), as_vector(low)
-    removed = tl.sum(as_vector(b_a)[:, None] * b_S, 0)
     added = as_vector(b_b)[:, None] * removed[None, :] + as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
-    return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), removed, n_high, n_low
+    return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), n_high, n_low
 
 
 @kernel
@@ -77,7 +82,7 @@ def recurrent_kernel(
         ahead = load_turn((w, k, a, b, r), (v,), start, begin + U, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for n in tl.static_range(U):
             b_w, b_k, b_a, b_b, b_r, b_v = turn[n]
-            b_S, _, _, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+            b_S, _, _ = _step(b_S, _removed(b_S, b_a), b_w, b_k, b_v, b_b)
             b_o = tl.sum(as_vector(b_r * scale)[:, None] * b_S, 0)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
@@ -87,7 +92,7 @@ def recurrent_kernel(
 
 @kernel
 def recurrent_grads_kernel(
-    r, w, k, v, a, b, do, states, dfinal_state, scratch, dr, dw, dk, dv, da, db, dinitial_state, scale,
+    r, w, k, v, a, b, do, states, dfinal_state, scratch, scratch_removed, dr, dw, dk, dv, da, db, dinitial_state, scale,
     cu_seqlens, checkpoints_before, T, tokens, N,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
@@ -97,7 +102,8 @@ def recurrent_grads_kernel(
 
     r, w, k, a, b [B, T, H, K], v, do, dv [B, T, H, V], tokens = B T
     dr, dw, dk, da, db [NV, B, T, H, K]: partial sums, one for each block of V
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BK, BV]
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BV, BK]
+    scratch_removed [NV, N, H, C, BV]: a^T S_{t-1}, which the second walk reads instead of summing again
     cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -108,7 +114,8 @@ def recurrent_grads_kernel(
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
-    p_scratch += tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
+    p_scratch += tl.arange(0, BK)[:, None] + tl.arange(0, BV)[None, :] * BK
+    p_removed = scratch_removed + (i_v * N * H + i_nh).to(tl.int64) * C * BV + tl.arange(0, BV)
     share = i_v.to(tl.int64) * tokens * H
 
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
@@ -122,6 +129,7 @@ def recurrent_grads_kernel(
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
         b_S = tl.load(states + ((first + i) * H + i_h) * K * V + o_s, mask=m_s, other=0.0)
+        b_S = relayout(p_scratch, b_S, True)
         written = load_turn((w, k, a, b), (v,), begin, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
         for i_t in range(0, turns):
             tl.store(p_scratch + i_t * BK * BV, b_S)
@@ -130,7 +138,9 @@ def recurrent_grads_kernel(
             written = load_turn((w, k, a, b), (v,), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
             for n in tl.static_range(U):
                 b_w, b_k, b_a, b_b, b_v = turn[n]
-                b_S, _, _, _ = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+                removed = _removed(b_S, b_a)
+                tl.store(p_removed + (i_t * U + n) * BV, removed)
+                b_S, _, _ = _step(b_S, removed, b_w, b_k, b_v, b_b)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
@@ -142,19 +152,24 @@ def recurrent_grads_kernel(
             ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
             b_states, reads, factors = (b_S,), (), ()
             for n in tl.static_range(U):
-                b_w, b_k, b_a, b_b, _, b_v, _ = rows[n]
-                b_S, removed, high, low = _step(b_S, b_w, b_k, b_v, b_a, b_b)
+                b_w, b_k, _, b_b, _, b_v, _ = rows[n]
+                removed = tl.load(p_removed + (i_t * U + n) * BV)
+                b_S, high, low = _step(b_S, removed, b_w, b_k, b_v, b_b)
                 b_states += (b_S,)
                 reads += (removed,)
                 factors += ((high, low),)
             for n in tl.static_range(U - 1, -1, -1):
                 _, b_k, b_a, b_b, b_r, b_v, b_do = rows[n]
                 high, low = factors[n]
-                b_S, after, removed = b_states[n], b_states[n + 1], reads[n]
+                b_S, removed = b_states[n], reads[n]
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 at, m_t = share + row, m_k & within
-                n_do = as_vector(b_do)[None, :]
-                tl.store(dr + at * K + o_k, tl.sum(after * n_do, 1) * scale, mask=m_t)
+                do_n = as_vector(b_do)
+                n_do = do_n[None, :]
+                # S_t do from S_{t-1} do: the state after a turn's last token is not needed.
+                b_read = tl.sum(b_S * n_do, 1)
+                added = as_vector(b_b) * tl.sum(removed * do_n) + as_vector(b_k * tl.sum(b_v * b_do))
+                tl.store(dr + at * K + o_k, (high * b_read + (low * b_read + added)) * scale, mask=m_t)
                 b_D += as_vector(b_r * scale)[:, None] * n_do
                 dremoved = tl.sum(b_D * as_vector(b_b)[:, None], 0)
                 tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_t)
@@ -203,8 +218,8 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     dr, dw, dk, da, db = (empty(NV, B, T, H, K) for _ in range(5))
     dv, dinitial_state = torch.empty_like(v), empty(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
-        r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BK, BV), dr, dw, dk, dv, da, db,
-        dinitial_state, scale, *offsets, T, B * T, N,
+        r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK),
+        empty(NV * N * H, CHECKPOINT, BV), dr, dw, dk, dv, da, db, dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
