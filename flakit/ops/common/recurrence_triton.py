@@ -105,8 +105,7 @@ def relayout(p, x, m):
 
 def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]. Raises ValueError
-    if K exceeds the kernel's largest block. RWKV6's gradients cut K instead: there x is v and V is K.
-    """
+    if K exceeds the kernel's largest block."""
     return _blocks_and_options(TABLE[kernel, width(x.element_size())], x.shape[-1], V)
 
 
@@ -114,7 +113,7 @@ def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, 
 def _blocks_and_options(launch: Launch, K: int, V: int) -> tuple[int, int, int, dict]:
     BK, BV = block(K, launch.BK), block(V, launch.BV)
     if K > BK:
-        raise ValueError(f"expected heads of at most {BK} channels for the recurrent kernels, got {K}")
+        raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {K}")
     warps = min(16, launch.num_warps * max(1, BK // ROWS))
     return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
@@ -139,7 +138,7 @@ def tokens_per_turn(T: int, queries: int = 1) -> int:
 
 
 def sum_blocks(shares: torch.Tensor) -> torch.Tensor:
-    """Sum partial results of the programs of a head, [blocks, ...], over the first axis."""
+    """Sum partial results of the blocks along V, [blocks, ...], over the first axis."""
     return shares[0] if len(shares) == 1 else shares.sum(0)
 
 

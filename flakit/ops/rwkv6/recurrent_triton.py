@@ -1,8 +1,5 @@
 """RWKV6 token by token as Triton kernels: the state stays in registers, [K, BV] a program.
 
-The backward cuts the state along K instead, [BK, V] a program: dr, dk and dw are sums over V, which one program then
-computes whole, and only dv is a sum over programs. Each decay factor is computed by one program.
-
 The backward needs every S_{t-1}, and cannot divide by a decay to walk back. So the forward stores the state every
 CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse. Then
 dw_t = sum_v e^{w_t} S_{t-1} D_t uses the states themselves, without cancellation.
@@ -92,21 +89,21 @@ def recurrent_grads_kernel(
     """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
     [BK, BV].
 
-    r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T
-    dr, dk, dw [B, T, H, K], du [N, H, K], dv [NK, B, T, H, V]: partial sums, one for each block of K
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NK, N, H, C // U, BV, BK]
+    r, k, w [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], tokens = B T
+    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BV, BK]
     cu_seqlens, checkpoints_before [N + 1]
     """
-    NK: tl.constexpr = (K + BK - 1) // BK
-    i_k, i_nh = program(NK)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_nh = program(NV)
     i_n, i_h = i_nh // H, i_nh % H
-    o_k, o_v = i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
-    p_scratch = scratch + (i_k * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
+    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] + tl.arange(0, BV)[None, :] * BK
-    share = i_k.to(tl.int64) * tokens * H
+    share = i_v.to(tl.int64) * tokens * H
 
     b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
     b_du = tl.zeros([1, BK], dtype=tl.float32)
@@ -165,14 +162,14 @@ def recurrent_grads_kernel(
                 b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
-                tl.store(dr + row * K + o_k, b_dq * scale, mask=m_k & within)
-                tl.store(dk + row * K + o_k, b_dk, mask=m_k & within)
-                tl.store(dw + row * K + o_k, b_dw, mask=m_k & within)
-                tl.store(dv + (share + row) * V + o_v, b_dv, mask=m_v & within)
+                tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
+                tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k & within)
+                tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
+                tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
                 b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
-    tl.store(du + i_nh * K + o_k[None, :], b_du, mask=m_k[None, :])
+    tl.store(du + (i_v * N * H + i_nh) * K + o_k[None, :], b_du, mask=m_k[None, :])
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
 
 
@@ -204,15 +201,15 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BV, BK, NK, options = blocks_and_options("rwkv6.recurrent_grads", v, K)
+    BK, BV, NV, options = blocks_and_options("rwkv6.recurrent_grads", r, V)
     U = tokens_per_turn(T)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dk, dw = (empty(B, T, H, K) for _ in range(3))
-    dv, du, dinitial_state = empty(NK, B, T, H, V), empty(N, H, K), empty(N, H, K, V)
-    recurrent_grads_kernel[(NK * N * H,)](
-        r, k, v, w, u, do, states, dfinal_state, empty(NK * N * H, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
+    dr, dk, dw = (empty(NV, B, T, H, K) for _ in range(3))
+    dv, du, dinitial_state = torch.empty_like(v), empty(NV, N, H, K), empty(N, H, K, V)
+    recurrent_grads_kernel[(NV * N * H,)](
+        r, k, v, w, u, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    return dr, dk, sum_blocks(dv).to(v.dtype), dw, du.sum(0), dinitial_state
+    return sum_blocks(dr), sum_blocks(dk), dv, sum_blocks(dw), du.sum((0, 1)), dinitial_state
