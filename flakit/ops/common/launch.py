@@ -120,7 +120,7 @@ ROWS = {
     ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
     ("gsa.output", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.output", "float32"): Launch(32, 32, 2, 1),
-    ("gsa.softmax_grads", "16-bit"): Launch(64, 64, 4, 1),
+    ("gsa.softmax_grads", "16-bit"): Launch(64, 64, 4, 2),
     ("gsa.softmax_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
