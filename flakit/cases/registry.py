@@ -1,7 +1,7 @@
 """The registry of cases: each failure with its sources, and how to run it; `flakit cases` in a terminal.
 
     CASES["anchor"].reproduce()                     the numbers of the case, predicted and measured
-    CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
+    CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of its knobs, the arguments of `show`
 
 A case's module has the faulty computation beside the right one, and three functions: `law` predicts where the fault
 begins, `reproduce()` measures the recorded numbers again, and `show(**knobs)` returns one setting's numbers and the
