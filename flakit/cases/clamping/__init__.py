@@ -69,8 +69,7 @@ def _before(w: Tensor) -> Tensor:
 
 def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exclusive: bool = True) -> float:
     """Predict the relative L2 error of `scores` at a uniform log decay w <= 0, for random q and k, from all pairs'
-    weights. Only the cumulative decays at the tokens' reads matter: each key's exponent equals that of one of these
-    reads."""
+    weights. Only the cumulative decays at the tokens' reads matter: each key's exponent is one of theirs."""
     first = 0 if exclusive else 1
     exponents = [w * (place - anchor) for place in range(first, first + block)]
     clamped = [max(-bound, min(bound, x)) for x in exponents]
