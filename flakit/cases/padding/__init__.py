@@ -100,8 +100,8 @@ def _check(op: str, form: str) -> None:
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
-    """Return a function products(w, inclusive=…) that builds the `anchor.schemes.Products` of T tokens with padding as
-    `form` says, one of `FORMS`. options: backend, chunk and block as in `run`."""
+    """Return a function of w [B, H, N, C, K] and inclusive= that builds the `anchor.schemes.Products` of T tokens with
+    padding as `form` says, one of `FORMS`. options: backend, chunk and block as in `run`."""
     return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 

@@ -185,7 +185,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, a state [K, V], true and as the kernel loads it, and the law at other sizes."""
+    """The result of `show`: its rows, the state, true and as loaded, and `law` at all sizes up to `MOST`."""
 
     tile: tuple[int, int]
     """BK, BV."""
@@ -211,7 +211,7 @@ def show(
     transposed: bool = True,
 ) -> Shown:
     """Load a random initial state [K, V] in tiles [BV, BK], with the Triton kernel if this process can run it, else in
-    PyTorch. Return the number of wrong entries beside that of `law`, and dr's error. transposed: the fault."""
+    PyTorch. Return the number of wrong entries beside that of `law`, and the error of dr. transposed: the fault."""
     (device, backend), x, tile = kernel_place(), inputs(K, V, T=1), (BK, BV)
     state, predicted = x["initial_state"][0, 0], law(K, V, BK, BV) if transposed else 0
     what, refused = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries", "does not compile"

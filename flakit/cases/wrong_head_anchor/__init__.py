@@ -23,7 +23,7 @@ from ..laws import LN_MAX, Measured, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
-    """Return the middle row of cumulative log decays g [block, H, K] for each head, [H, K]; `wrong`: by the fault."""
+    """Return each head's anchor [H, K], the middle row of log decays g [block, H, K]; wrong: what is read instead."""
     block, H, K = g.shape
     middle = block // 2
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
