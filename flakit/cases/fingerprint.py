@@ -104,7 +104,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, with the lesson and the case on it. run() returns RWKV6's tensors with it, and those in float64."""
+    """A fault, and lesson ("05") and case on it. run() returns RWKV6's tensors with the fault, and those in float64."""
 
     key: str
     """The fault's English name, its key in `CAUSES`."""

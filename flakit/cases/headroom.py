@@ -359,7 +359,7 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
     """Return the largest exponent of the padding rows of w [B, T, H, K] as a list of one `Worst`, empty if none is
-    positive. form: of `padding.FORMS`. It has stored=False: its factor multiplies 0 in any dtype."""
+    positive. The `Worst` has stored=False, as its factor multiplies 0 in any dtype. form: one of `padding.FORMS`."""
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

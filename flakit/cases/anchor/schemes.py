@@ -139,8 +139,8 @@ class Products:
         written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient, likewise
 
     All tensors are [..., N chunks, C, *]; w [B, H, N, C, K] is the natural-log decay. dtype: storage dtype of the two
-    operands of each product; exponentials and sums are in w's dtype. Raises ValueError as `tiles` and `find_mask` do.
-    """
+    operands of each product; exponentials and sums are in w's dtype. scheme, chunk, block, row, mask: as in `run`.
+    Raises ValueError as `tiles` and `find_mask` do."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ def load_anchor(
     gi, i_c, i_b, o_k, m_k,
     C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Load a block's anchor: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N, C, K]. A row before
-    the chunk counts as 0; with ACROSS, the previous chunk's row is read."""
+    """Load the anchor of block i_b in chunk i_c: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N,
+    C, K]; o_k, m_k: channels and their mask. A row before the chunk is 0, with ACROSS the previous chunk's row."""
     row = i_b * BC + ANCHOR
     if ACROSS:
         m_row = i_c * C + row >= 0

@@ -195,7 +195,7 @@ def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
 
 
 def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
-    """Predict the variances of "identity-rounded" dw's error and of dw, over scale^2 V, [B, T, H, K] float64."""
+    """Predict the variances of "identity-rounded" dw's error and of dw, divided by scale^2 V, [B, T, H, K]."""
     c, d = state_variances(w), gradient_variances(w, 0.0, 1.0)
     later = (c + d).flip(1).cumsum(1).flip(1) - c
     return 4.0 ** -ROUNDINGS[rounding] / 6 * later, (2 * w.double()).exp() * c * d
