@@ -191,7 +191,7 @@ class InterpreterWatch:
         return on_host
 
     def _moving(self, original, kind: str):
-        """Wrap an operation that moves values without computing: the result has the operand's site and argument."""
+        """Wrap an operation that moves values: its result gets the operand's `Site` and the argument it points into."""
 
         def move(builder, *args):
             out = original(builder, *args)
