@@ -43,9 +43,9 @@ OVERTIME = 1.5
 class Verdict:
     """The result of one probe.
 
-    verdict: PASS, FAIL, UNSUPPORTED or LEFT_OUT. finding: the worst finding of its check, None if nothing ran.
-    words: the worst figure and the allowed one, or why the probe is not supported.
-    setting: the smallest setting that fails, or that of the worst figure.
+    verdict: PASS, FAIL, UNSUPPORTED or LEFT_OUT. finding: that of the largest `share`, None if nothing ran.
+    words: the finding's measured value and the allowed one, or why the probe is not supported.
+    setting: the smallest setting that fails, or that of `finding`, as fields by name.
     case: the case of the casebook that the failure resembles. law: a sentence on the decay at which it begins.
     tried: how many of `settings` ran. left_out: how many did not, for lack of time or because they need --full.
     cause: another probe that fails for the same reason, "" for none. control: the finding that shows it.
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The figure with the largest share of its allowed value; NaN if nothing ran."""
+        """The `figure` of `finding`, the probe's worst measurement against what is allowed; NaN if nothing ran."""
         return math.nan if self.finding is None else self.finding.figure
 
 

@@ -2,7 +2,7 @@
 
 The first sentence of a check's docstring is what a kernel has to satisfy to pass. Every check takes the `Examiner` of
 the subject and a `Setting`, and raises Refused if the subject does not take that setting. "Excused" tensors are those
-that are wrong in the plainest calls already, so that only the probe `truth` reports them.
+that are wrong in the plainest calls, `learn.PLAIN`, already, so that only the probe `truth` reports them.
 """
 
 import math

@@ -255,7 +255,7 @@ class Digits(Report):
     """Which lines lost digits in a trace. Rich, `print` and the command line print the same report.
 
     lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
-    measurement. partial: launches or programs of compiled kernels were left out.
+    measurement. partial: launches or programs of compiled kernels were left out. rounds: a `Rounds`, None if not run.
     """
 
     def __init__(self):
@@ -314,7 +314,7 @@ class Digits(Report):
         return [x for x in self.lines if not x.measured]
 
     def picture(self) -> "Canvas":
-        """Draw, for each line of source that lost most, the correct digits of its operands and its result."""
+        """Draw the correct digits of operands and result, a row for each of the source lines that lost most."""
         from ..figures.digits import DigitsFigure
 
         figure = DigitsFigure()

@@ -328,7 +328,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 
 
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
-    """Return a function for the `Origin` of a cumulative sum along `axis`: the term of largest error so far."""
+    """Return a function for the `Origin` of a cumulative sum (`reverse`: from the end): the largest error so far."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands

@@ -374,7 +374,7 @@ class TileDigits:
         self._stored[argument.storage_start] = None
 
     def _rewritten(self, argument, x) -> None:
-        """Restart the shadow of numbers that were written as bits of another type."""
+        """Restart the shadow of an argument's memory, written as bits of another type. x: floats stored, or None."""
         known = self._tensors.get(argument.storage_start)
         if known is None or x is not None and known[2].dtype == torch.float64:
             return
@@ -433,7 +433,7 @@ class TileDigits:
 
 
 def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b: Shadow) -> Shadow:
-    """Return the shadow of a tile whose lanes `merge` takes from two others."""
+    """Return the shadow of a tile whose lanes come from two others. merge: does so with two arrays."""
     shadow = Shadow(merge(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
     if a.births is not None or b.births is not None:
         both = (s.births or nobody(s.exact.shape) for s in (a, b))

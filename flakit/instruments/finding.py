@@ -69,7 +69,7 @@ def findings(
 
     only: the tensors to judge; default, all. finite: check finiteness alone.
     allowances: relative L2 errors that tensors may have beyond their budget, by name.
-    excused: tensors whose finding is not used; their unit, which is slow to compute, is not measured.
+    excused: tensors whose finding is not used; their sensitivity (`Truth.units`), which is slow, is not measured.
     """
     results = []
     for name in ran.cut_off:

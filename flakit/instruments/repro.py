@@ -315,7 +315,7 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
 
 
 def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
-    """Return expressions for o and the states in `out`. o, state: how `out` holds them, from `_OUTPUTS`."""
+    """Return expressions for o and the states in the call's result, `out`. o, state: suffixes of `_OUTPUTS`."""
     states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
     return [f"out{o}", *(states if s.final_state else ())]
 

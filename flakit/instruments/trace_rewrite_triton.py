@@ -382,7 +382,7 @@ class _Watch(ast.NodeTransformer):
 
 
 class _Rewriting:
-    """Rewrites a kernel and the helpers that it calls, with a part of the checks; the part changes nothing else."""
+    """Rewrites a kernel and the helpers that it calls, with the checks of one part; all parts number checks alike."""
 
     def __init__(self, kernel, part: Part):
         self.part = part

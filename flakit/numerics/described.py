@@ -49,7 +49,7 @@ TABLE = "flakit"
 
 
 class Output(NamedTuple):
-    """The result of a form: o, and the final state or its parts, None if there is none or it was not requested."""
+    """The result of an operator: o, and the final state or its parts, None if there is none or it was not requested."""
 
     o: Tensor
     final_state: Tensor | tuple[Tensor, ...] | None
@@ -182,7 +182,7 @@ class ByAutograd(Called):
 
     @torch.enable_grad()
     def _run(self, args) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the outputs and the leaves: the tensors, then the parts of the initial state, zeros by default."""
+        """Return outputs and leaves (the tensors, then the initial state's parts) of `forward` with these arguments."""
         *rows, scale, state = args
         tensors = {name: x.detach().requires_grad_() for name, x in zip(self.tensors, rows, strict=True)}
         parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors, self.states))]

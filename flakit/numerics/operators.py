@@ -46,8 +46,8 @@ class Operator:
     functions whose signature names them. own_sizes: of axes without an argument of `flakit.inputs`.
     heads_alike: whether a head's result is independent of its index. has_scale: whether the formula has a scale.
     solves: whether its chunked form solves a triangular system, as a delta rule does.
-    reads: what reads with decay between it and the key, by its letter in the paper (GSA's p is made of q): whether the
-    read includes its own token's decay. keys: the arguments that are read so.
+    reads: the vectors that read the state, by their letters in the paper (GSA's p is made of q): whether the state has
+    decayed by their own token's decay before. keys: the arguments with which they form scores.
     strongest: the natural-log decay below which no gate of its model can go.
     formula: Python for token t, in float64, that sets the state's parts and appends to the list o, for scripts;
     `{scale}` is the scale. It may be empty where `reference` wraps a function, whose own text scripts then quote.

@@ -57,7 +57,7 @@ class Sweep:
         return tuple(self.first)
 
     def _put(self, at: tuple[int, ...], measured: Measured) -> None:
-        """Fill one cell of the grids. at: its index."""
+        """Fill one cell of the grids with the measurements of its setting. at: its index along the axes."""
         for name, (numbers, index) in measured.items():
             for key, number in numbers.items():
                 self.grids.setdefault(key, np.full(self.raised.shape, np.nan))[at] = number
