@@ -40,7 +40,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class Map:
-    """Measurements on a grid of rows (the last one on top) and columns, and the law of each row."""
+    """Measurements on a grid of rows (the last one on top) and columns, and each row's predicted limit (`law`)."""
 
     rows: Sequence
     """The values of the vertical axis."""

@@ -102,10 +102,10 @@ for row in CASES[{self.case.name!r}].at({arguments}):
 
 
 def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> str:
-    """Return a sentence that compares one number with its law and counts the others; "" if no row has a law.
+    """Return a sentence that compares one row's measurement with its predicted value, `law`, and counts the others.
 
-    The number is the first that differs from its law, else the first whose name contains `about`; StopIteration is
-    raised if there is neither. inf: the text for infinity."""
+    The row is the first that differs from its law, else the first whose name contains `about`; StopIteration is
+    raised if there is neither. "" if no row has a law. inf: the text for infinity."""
     judged = [row for row in rows if row.agrees is not None]
     wrong = [row for row in judged if not row.agrees]
     if not judged:

@@ -328,7 +328,7 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
 
 @functools.cache
 def _first_nan(op: str) -> float:
-    """Return a decay (natural log) midway between the law's first onset of any tensor and that of the output o."""
+    """Return a natural-log decay halfway between the predicted onset of the first tensor to fail and that of o."""
     law = anchor.limits("none", _inputs(op, -1.0, 128, NONE, 0, "float32", 0), op=op)
     return -math.ceil(50 * (min(law.values()) + law["o"])) / 100
 
@@ -345,7 +345,7 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
 
 @functools.lru_cache(maxsize=64)
 def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
-    """Return the pairs whose product is formed, boolean [chunk, chunk]. inclusive: a token reads itself, too."""
+    """Return the pairs that the scheme computes, boolean [chunk, chunk]. inclusive: a token reads itself, too."""
     anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
@@ -375,7 +375,7 @@ def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
 
 
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
-    """Return queries with an infinite factor and keys with one, alone or times the key, boolean [chunk] each."""
+    """Return the queries whose factor is infinite, and the keys whose factor, or factor times key, is: [chunk] each."""
     on_query, on_key = (each.numpy() for each in exponents)
     size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()

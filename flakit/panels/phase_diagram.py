@@ -261,7 +261,7 @@ def _offered(op: str) -> tuple[str, ...]:
 
 
 def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
-    """Return the settings that determine a map, with None for the size that varies along its rows."""
+    """Return the settings that determine a map, the cache key, with None for the size that its rows vary."""
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 

@@ -316,7 +316,7 @@ print(shown.errors)
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay w, and the distance of two states after 1 … T tokens over the first one, measured, by law, [T]."""
+    """A log decay w; the distance of two runs' states after 1 … T tokens over their initial one, measured, by law."""
 
     w: float
     measured: np.ndarray

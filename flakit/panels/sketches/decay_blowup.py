@@ -154,8 +154,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 @dataclass(frozen=True)
 class CountingShown:
-    """A block's largest factor: of a "key" or a "read", its token, and the tokens whose decays its exponent sums,
-    boolean [C]. anchor: the token before which the exponents are 0; C: behind the last token."""
+    """A block's largest factor: whether of a "key" or a query ("read"), its token, and the tokens whose decays its
+    exponent sums, boolean [C]. anchor: the token before which the exponents are 0; C: behind the last token."""
 
     anchor: int
     factor: str
