@@ -37,7 +37,7 @@ WORDS = Words() | {
 
 
 class Onset(NamedTuple):
-    """The |log decay| above which a tensor is non-finite, predicted from exponents (`law`) and measured; None: never."""
+    """The |log decay| above which a tensor is non-finite, predicted by exponents (`law`) and measured. None: never."""
 
     law: float | None
     measured: float | None
