@@ -336,7 +336,7 @@ class Infinity(Panel):
         return [each for each in maps if each[0] != cell.map and each[1:] != (None, None)]
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
-        """Return a sentence on how few keys are infinite and how many rows of dr are lost to them."""
+        """Return a sentence on how few keys are infinite and how many rows of dr they make non-finite."""
         count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
         keys = WORDS.say("count, keys", count=count, C=C) if count else ""
         if step == "loss":

@@ -316,7 +316,7 @@ print(shown.errors)
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay w; the distance of two runs' states after 1 … T tokens over their initial one, measured, by law."""
+    """A log decay w; two runs' distance of states after 1 … T tokens over the initial one, measured and predicted."""
 
     w: float
     measured: np.ndarray

@@ -143,7 +143,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
 
     @staticmethod
     def compute(chunk: int) -> ChunksShown:
-        """Let each token write its own unit vector, so that an output shows how much of each token it contains."""
+        """Return the pairs' weights: each token writes its own unit vector, so that an output shows every token's."""
         ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
         values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
         past, itself, inside = (
