@@ -51,7 +51,7 @@ def scores(
 
     anchor: the row of g, or of n [*, H, K], that is the anchor. bound: both exponents are clamped to +-bound.
     read: the cumulative decay at each read, [T, H, K]; then no token reads itself. Default: g, and each does.
-    short: the fault of `wrong_head_anchor`, an anchor found at K numbers a token instead of H K.
+    short: the fault of `wrong_head_anchor`: the anchor's address has a stride of K per token instead of H K.
     """
     T, H, K = g.shape
     strict = read is not None

@@ -104,7 +104,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault, with the lesson and the case on it. run() returns RWKV6's tensors with it, and those in float64."""
+    """A fault, and lesson ("05") and case on it. run() returns RWKV6's tensors with the fault, and those in float64."""
 
     key: str
     """The fault's English name, its key in `CAUSES`."""
@@ -236,7 +236,8 @@ def _short_stride():
 
 
 def _offsets():
-    """Return RWKV6's tensors with strided offsets read as contiguous, unwritten memory NaN, and those in float64."""
+    """Return RWKV6's tensors if the kernel reads a strided cu_seqlens as contiguous, with NaN in rows that it leaves
+    unwritten, and those in float64."""
     ends = strided_offsets.offsets(6, 12)
     x = _inputs(int(ends[-1]), -0.1)
     x["initial_state"] = x["initial_state"].expand(len(ends) - 1, -1, -1, -1).contiguous()
@@ -284,7 +285,7 @@ def _without_final():
 
 
 def _undivided():
-    """Return RWKV6's tensors with gradients four times as large, as of undivided losses, and those in float64."""
+    """Return RWKV6's tensors with gradients of the sum, not the mean, of four micro-batches, and those in float64."""
     x = _inputs()
     do, _ = cotangents("rwkv6", x)
     return evaluate("rwkv6", x, arriving=(4 * do, None)), truth("rwkv6", x)
@@ -359,8 +360,8 @@ def _cell(tensor: str, got: Tensor, exact: Tensor, allowed: float) -> Cell:
 class Fit(NamedTuple):
     """How well a cause explains observations: of `given` observed tensors, `agree` match (half for inf against NaN).
 
-    against: the tensors that do not match. good: whether at least three quarters match of the tensors that are not ok
-        in the observation or in the cause's row.
+    row: the cause's `Cell` by tensor. against: the tensors that do not match. good: whether at least three quarters
+        match of the tensors that are not ok in the observation or in the cause's row.
     """
 
     row: Row

@@ -9,8 +9,7 @@ float64, without running an operator, and compares the largest with the limit. `
 units; `factor` is the largest factor by which all decays may grow. Operands are assumed of order 1: others shift the
 limit by ln |operand|, about a percent of float32's limit, up to a fifth of float16's.
 
-A kernel does not see the gate that computed the decays: w = -exp(x) has no gradient where w is -inf (`gate_gradient`).
-`gate` counts such decays and gives the distance of x from there.
+A gate w = -exp(x) has no gradient where w is -inf (`gate_gradient`): `gate` counts such decays.
 """
 
 import html
@@ -66,8 +65,8 @@ def kernels(op: str) -> tuple[str, ...]:
 
 
 def as_read(op: str | Operator) -> str:
-    """Return the operator of the case `anchor` ("rwkv6", "rwkv7", "gsa") whose reads come before or after the decay as
-    those of `op`, so that its `law` applies. Raises ValueError for an operator without decay."""
+    """Return the operator of the case `anchor` ("rwkv6", "rwkv7", "gsa") whose reads come before or after their token's
+    decay as do those of `op`, so that its `law` applies. Raises ValueError for an operator without decay."""
     of = operator(op)
     if of.name in OPERATORS:
         return of.name
@@ -360,7 +359,7 @@ def _summed_tokens(w: Tensor, at: Worst, chunk: int) -> tuple[int, int] | None:
 
 def _padding(w: Tensor, form: str, chunk: int, block: int) -> list[Worst]:
     """Return the largest exponent of the padding rows of w [B, T, H, K] as a list of one `Worst`, empty if none is
-    positive. It has stored=False: its factor multiplies 0 in any dtype."""
+    positive. The `Worst` has stored=False, as its factor multiplies 0 in any dtype. form: one of `padding.FORMS`."""
     T = w.shape[1]
     for anchor in padding.anchors(T, form, chunk=chunk, block=block)[:1]:  # decays have one sign: the most tokens win
         start = T - T % chunk

@@ -10,8 +10,7 @@ decay w the key's factor is exp((j+1)|w|), infinite in float32 if (j+1)|w| > 88.
     o, dv   need an infinite key that is read, the last but one: |w| = 88.72 / (C - 1). Tiny * inf is inf; 0 * inf, and
             inf - inf between channels, is NaN
 
-`follow` computes with `anchor`'s own scheme "none" and returns the intermediates, beside those in float64 from exact
-differences.
+`follow` computes with `anchor`'s scheme "none", and in float64 with exact differences; it returns all intermediates.
 """
 
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ class Knob:
         return self.range is None or kind not in (int, float) or value in self.range
 
     def _chosen(self, kind: type) -> bool:
-        """Return whether the choices are the valid values of type `kind`."""
+        """Return whether there are choices and they have type `kind`."""
         return bool(self.choices) and type(self.choices[0]) is kind
 
 

@@ -50,8 +50,7 @@ class Measured:
 def on_cpu() -> AbstractContextManager:
     """Return a context in which tensors are allocated on the CPU, whatever `torch.set_default_device` says.
 
-    If the CPU is the default this is a null context: PyTorch's context intercepts every call, which costs as much as a
-    small operation.
+    If that is the CPU, this is a null context: PyTorch's intercepts every call, which costs as much as an operation.
     """
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 

@@ -12,8 +12,8 @@ from ..ops.rwkv6 import RWKV6Output
 
 
 def published_rwkv6() -> tuple[str, Operator] | None:
-    """Return (version of fla-core, RWKV6 operator for `evaluate` with fla's two forms); None if they cannot run. Pass
-    the scale explicitly: in some versions the two forms have different defaults."""
+    """Return (version of fla-core, RWKV6 operator for `evaluate` with fla's forms "chunk" and "recurrent"); None if
+    they cannot run. Pass the scale explicitly: in some versions the two forms have different defaults."""
     if not (torch.cuda.is_available() and importlib.util.find_spec("fla")):
         return None
     module = importlib.import_module("fla.ops.rwkv6")

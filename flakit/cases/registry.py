@@ -1,11 +1,9 @@
 """The registry of cases: each failure with its sources, and how to run it; `flakit cases` in a terminal.
 
     CASES["anchor"].reproduce()                     the numbers of the case, predicted and measured
-    CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of the case's knobs
+    CASES["anchor"].at(w=-88.8, row=16)             the same at one setting of its knobs, the arguments of `show`
 
-A case's module has the faulty computation beside the right one, and three functions: `law` predicts where the fault
-begins, `reproduce()` measures the recorded numbers again, and `show(**knobs)` returns one setting's numbers and the
-arrays of its picture. Its submodule `picture` is a `PictureModule`. Modules are imported on first use.
+`flakit.cases` describes a case's module. Its submodule `picture` is a `PictureModule`. Both are imported on first use.
 """
 
 import difflib
@@ -79,8 +77,7 @@ class Case:
         return self.show(**knobs).rows
 
     def show(self, **knobs) -> Measured:
-        """Return prediction and measurement at one setting with the picture's arrays. Raises ValueError for an unknown
-        knob or an invalid value."""
+        """Return prediction, measurement and picture's arrays at one setting. Raises ValueError for an invalid knob."""
         for name, value in knobs.items():
             knob = self._knob(name)
             if not knob.fits(value):

@@ -251,8 +251,7 @@ _RECORD = (
 
 
 def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> str:
-    """Return HTML in which `line` unfolds `body` in any page, without a kernel or script. clicked: script of a
-    click."""
+    """Return HTML in which `line` unfolds `body` without a kernel or script. clicked: a script to run on a click."""
     onclick = f' onclick="{clicked}"' if clicked else ""
     return (
         f'<details {attributes}><summary style="cursor: pointer"{onclick}>{line}</summary>'
@@ -286,8 +285,7 @@ def _is_empty(yours) -> bool:
 
 
 def _difference(yours, reference, tolerance: float) -> list[str]:
-    """Return lines on how an answer differs from the reference, [] if it is right. Raise ValueError for NaN in the
-    reference."""
+    """Return lines on how an answer differs, [] if it is right. Raise ValueError for NaN in the reference."""
     if _is_empty(yours):
         return [_line("yours", WORDS["no return" if yours is None else "nothing"])]
     true = _numbers(reference)

@@ -137,7 +137,7 @@ def along_time(name: str, errors: Sequence[float], allowed: float) -> Picture:
 def matrix(verdicts: Mapping[str, Mapping[str, str]]) -> Picture:
     """Draw a row per fault and a column per probe: a cross where the probe fails, a dot where it passes.
 
-    verdicts: by fault, then by probe. A line separates the kernels at the end that pass every probe."""
+    verdicts: by fault, then by probe. If the last faults pass every probe, a line separates them from the others."""
     probes = list(next(iter(verdicts.values())))
     missed = sum(FAIL not in row.values() for row in verdicts.values())
     alt = f"{len(verdicts)} kernels and {len(probes)} probes: {len(verdicts) - missed} of them fail at least one."

@@ -37,7 +37,7 @@ WORDS = Words() | {
 
 
 class Onset(NamedTuple):
-    """The |log decay| above which a tensor is non-finite, by the law and as measured; None where that never happens."""
+    """The |log decay| above which a tensor is non-finite, predicted by exponents (`law`) and measured. None: never."""
 
     law: float | None
     measured: float | None
@@ -60,9 +60,9 @@ _NARROW = SimpleNamespace(
 class DecayFigure:
     """Maps of one chunk's exponents at the top, of full tensors at the bottom. `update` redraws in place.
 
-    tensors: label of the columns by tensor, the output first. still: tensors without a time axis, which have an onset
-    but no map. Cells can be pointed at in the maps "read", "key", one per tensor by its name, and "onset", a row per
-    tensor."""
+    tensors: by name, the label of its columns; the output first. still: tensors without a time axis, which have an
+    onset but no map. Maps whose cells can be pointed at: "read" and "key" (exponents of the query's and the key's
+    factor), one named after each tensor, and "onset", a row per tensor."""
 
     def __init__(self, tensors: Mapping[str, str], *, still: Collection[str] = (), width: float = 9.4):
         self.tensors = tuple(tensors)
@@ -83,7 +83,7 @@ class DecayFigure:
         self.canvas.labels(self._about, self._where)
 
     def _entitle(self, about: str, where: str) -> None:
-        """Set the title in two parts: text is slow to draw, and the first part does not change while the knob moves."""
+        """Set the two parts of the title. Text is slow to draw, and `about` does not change while the knob moves."""
         if self._about.get_text() != about:
             self._about.set_text(about)
             right = self._about.get_window_extent(self.canvas.figure.canvas.get_renderer()).x1
@@ -222,11 +222,11 @@ class DecayFigure:
         """Redraw the picture for one setting.
 
         title: the part that does not change while the knob moves, and the knob's value.
-        factors: titles of the two exponents. exponents: [C, C] each, inf where e^x overflows. formed: the pairs that
-        have exponents, boolean [C, C]. infinite: the rows of the first and the columns of the second with an infinite
-        factor, boolean [C]. limit: ln of the format's largest number, the end of the exponents' scale.
-        tensors: [T, columns] by name. onsets: by tensor. knob: the label of the onset axis; now: its value, |log
-        decay|."""
+        factors: titles of the maps of the query's and the key's exponents. exponents: both, [C, C] each, inf where e^x
+        overflows. formed: the pairs that the scheme computes, boolean [C, C]; others are left blank.
+        infinite: the rows of the first and the columns of the second with an infinite factor, boolean [C]. limit: ln of
+        the format's largest number, the end of the exponents' scale. tensors: [T, columns] by name. onsets: by tensor.
+        knob: the label of the onset axis; now: its value, |log decay|."""
         self._entitle(*title)
         norm = self._pairs["read"].colours.norm
         if norm.vmax != limit:
@@ -305,7 +305,10 @@ class DecayFigure:
 
 
 def zoomed(onsets: list[float], now: float) -> tuple[float, float]:
-    """Return the ends of the zoomed scale: the cluster of onsets nearest to `now`, or 0 … 100 without onsets."""
+    """Return the ends, in |log decay|, of the zoomed onset axis: 0 and 100 without onsets.
+
+    It shows the group of onsets nearest to the decay `now` (neighbours in a group are at most a factor `_APART` apart),
+    with a margin at both ends of 40% of the group's span, and at least 0.8% of its least onset."""
     if not onsets:
         return 0.0, 100.0
     groups = [[x] for x in sorted(onsets)[:1]]

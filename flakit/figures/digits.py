@@ -57,7 +57,7 @@ class DigitsFigure:
         self.canvas.labels(self._title, self._subtitle)
 
     def update(self, *, title: str, subtitle: str, rows: Sequence[Row], budget: float, more: int = 0) -> None:
-        """Redraw. rows: in source order; budget: the digits that a float32 result should have; more: lines left out."""
+        """Redraw. rows: in source order; budget: digits a float32 result should have; more: count of lines left out."""
         self._title.set_text(title)
         self._subtitle.set_text(cut(subtitle, 140 if self.wide else 90))
         shown = rows[: self._lines - (more > 0)]

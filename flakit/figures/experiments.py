@@ -66,7 +66,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
 
 
 def times(row: Mapping) -> tuple[float, float]:
-    """Return the lowest and the highest time after a step, as multiples of the time before."""
+    """Return the lowest and the highest time measured after a tuning step, as multiples of the time before it."""
     if row["times"] is not None:
         low, high = row["times"]
         return low, high

@@ -28,9 +28,9 @@ ROW = 0.25
 
 @dataclass(frozen=True)
 class Line:
-    """A row: the cause's name, its lesson, and the state of each tensor: "ok", "wrong", "inf", "NaN" or None for
-    unknown. everywhere: whether that holds at every token of the tensor. against: whether it contradicts what the
-    reader saw."""
+    """A row: the cause's name, its lesson, and for each tensor its state (`kinds`): "ok", "wrong", "inf", "NaN" or None
+    for unknown, whether that holds at every token (`everywhere`), and whether it contradicts what the reader saw
+    (`against`; empty: nowhere)."""
 
     name: str
     lesson: str

@@ -70,11 +70,11 @@ def lost_steps(
     window: int,
     limit: float,
 ) -> Picture:
-    """Draw a column per name: at the top the share of lost steps, at the bottom the exponents of one run and the law.
+    """Draw two plots per name: the share of lost training steps, and below it one run's exponents with their limit.
 
-    columns: by name, then by line, the share of lost steps in each window of `window` steps. gates: by the same names
-    (else ValueError is raised), the 0, 10, 50, 90 and 100% quantiles of the exponents, [steps, 5]. limit: the exponent
-    beyond which a step's gradient is NaN, so that the step is lost."""
+    columns: by name, then by the curve's label, the share lost in each window of `window` steps. gates: by the same
+    names (else ValueError is raised), the 0, 10, 50, 90 and 100% quantiles of the exponents that the gates cause, at
+    each step, [steps, 5]. limit: the exponent beyond which a step's gradient is NaN, so that the step is lost."""
     if list(columns) != list(gates):
         raise ValueError(f"gates: expected the names {', '.join(columns)}, got {', '.join(gates)}")
     words = [f"{name}: lost steps of {', '.join(lines)}" for name, lines in columns.items()]

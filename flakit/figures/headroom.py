@@ -102,8 +102,8 @@ class HeadroomFigure:
         """Redraw. edges, counts: of the histogram of log10 |w|, [bins + 1] and [bins]. limit: ln of the format's
         largest number.
 
-        exponents, limits, uniform: for each kernel its largest exponent (0: none is positive), the largest one that is
-        finite, and the largest |w| of all tokens that the law allows, inf if it allows any."""
+        exponents, limits: for each kernel, its largest exponent (0: none is positive) and the largest e^x can take
+        without overflow. uniform: for each, the largest finite |w| if all tokens have the same, inf for any."""
         self._title.set_text(title)
         self._subtitle.set_text(subtitle)
         edges, heights = np.clip(edges, _WEAKEST, _STRONGEST), np.asarray(counts) / (max(counts) or 1)
@@ -126,7 +126,7 @@ class HeadroomFigure:
 
 
 def verdict(exponent: float, limit: float, uniform: float, wide: bool = True) -> str:
-    """Return the text at the end of a kernel's lane: that it breaks, how much it holds, or that it cannot break.
+    """Return the text at the end of a kernel's lane: by what factor its exponent is above or below its limit, if any.
 
     exponent, limit, uniform: as in `HeadroomFigure.update`, of one kernel. wide: the long text."""
     if not exponent:

@@ -19,7 +19,7 @@ LEAST = 4
 
 
 class _Cells(Artist):
-    """An artist that fills its axes with bytes [rows, columns, 4], a flat rectangle per cell; ten times as fast as
+    """An artist that fills its axes with RGBA bytes [rows, columns, 4], a rectangle per cell; ten times as fast as
     `imshow`."""
 
     picture = np.zeros((1, 1, 4), np.uint8)
@@ -121,8 +121,7 @@ class HeatMap:
 
 
 def _pool(x: np.ndarray, axis: int, most: int) -> np.ndarray:
-    """Return the largest value of each run of cells along `axis`, with runs so long that at most `most` values
-    remain."""
+    """Return the largest value of each run of cells along `axis`; runs are so long that at most `most` remain."""
     if x.shape[axis] <= most:
         return x
     starts = np.unique(np.linspace(0, x.shape[axis], most, endpoint=False).astype(int))

@@ -104,7 +104,7 @@ def _legend(canvas: Canvas, handles: Sequence[Patch], **where) -> None:
 
 
 class WayFigure:
-    """The picture of a chunk of C tokens whose result has K columns. `update` redraws it in place."""
+    """A chunk's product as in the module's docstring: C tokens, a result [C, K]. `update` redraws it in place."""
 
     def __init__(self, C: int, K: int):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
@@ -207,7 +207,7 @@ class WayFigure:
 
 
 class LossFigure:
-    """Bars for the lost share of each tensor in two chunks: of infinities in row one, also of NaN in the others."""
+    """Bars for the non-finite share of each tensor in two chunks; row one, the keys' factors, is hatched as inf."""
 
     def __init__(self, heading: str, names: Sequence[str]):
         self.canvas = Canvas(_WIDTH / 100, _HEIGHT / 100)
@@ -236,7 +236,7 @@ class LossFigure:
         self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
 
     def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]) -> None:
-        """Redraw. titles: one per chunk. shares, labels: [chunk][tensor], the lost shares (0 … 1) and their texts."""
+        """Redraw. titles: one per chunk. shares, labels: [chunk][tensor], non-finite shares (0 … 1) and texts."""
         for n, (title, share, words) in enumerate(zip(titles, shares, labels, strict=True)):
             self._titles[n].set_text(title)
             for bar, text, x, word in zip(self._bars[n], self._shares[n], share, words, strict=True):

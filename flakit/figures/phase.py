@@ -1,4 +1,4 @@
-"""A phase diagram: where a computation is finite on a grid of settings, its error there, and the border by the law."""
+"""A phase diagram: where a computation is finite on a grid of settings, its error there, and the predicted border."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class Map:
-    """Measurements on a grid of rows (the last one on top) and columns, and the law of each row."""
+    """Measurements on a grid of rows (the last one on top) and columns, and each row's predicted limit (`law`)."""
 
     rows: Sequence
     """The values of the vertical axis."""
@@ -67,17 +67,17 @@ class Map:
 
     @property
     def predicted(self) -> np.ndarray:
-        """The cells in which the law expects a non-finite value, boolean [rows, columns]."""
+        """The cells whose |log decay| exceeds the predicted limit, boolean [rows, columns]."""
         return self.decay > self.law[:, None]
 
     @property
     def wrong(self) -> np.ndarray:
-        """The measured cells in which the law is wrong, boolean [rows, columns]."""
+        """The measured cells where `predicted` and `broken` differ, boolean [rows, columns]; none without a law."""
         return self.known & (self.predicted != self.broken) & ~np.isnan(self.law)[:, None]
 
     @property
     def distance(self) -> np.ndarray:
-        """[rows, columns]: the ratio, >= 1, of each cell's decay and its row's law; inf for an infinite law."""
+        """[rows, columns]: the ratio, >= 1, of each cell's decay and its row's limit (`law`); inf if that is inf."""
         with np.errstate(divide="ignore"):
             return np.exp(np.abs(np.log(self.decay) - np.log(self.law)[:, None]))
 
@@ -90,9 +90,9 @@ class Map:
 
 
 class PhaseFigure:
-    """The measurements as the map "cells", with the law as a line over it. `update` redraws in place.
+    """The measurements as the map "cells", with the predicted limits as a line over it. `update` redraws in place.
 
-    law, raised: whether the legend names a law, and errors that were raised."""
+    law, raised: whether the legend explains the line of predicted limits, and cells in which an error was raised."""
 
     def __init__(self, width: float = 9.4, *, law: bool = True, raised: bool = False):
         wide = width >= WIDE
@@ -192,7 +192,7 @@ def phase(
     tensor: str | None = None,
     law: Callable[[object], float] | Sequence[float] | None = None,
 ) -> PhaseFigure:
-    """Draw a sweep over two axes as a phase diagram with the law; `.canvas` is the picture.
+    """Draw a sweep over two axes as a phase diagram with predicted limits; `.canvas` is the picture.
 
     across: the axis of (log) decays, of either sign, evenly spaced in the logarithm of their size.
     tensor: whose finiteness and error to draw; default: whether any tensor is non-finite, and the largest error.

@@ -84,8 +84,7 @@ def speed(
 
 
 def _timed(row: Mapping, what: str) -> str:
-    """Return which of a row's times to show: that of `what`, or for a decode step "forward". Raise ValueError if
-    unknown."""
+    """Return which time of a row to show: `what`, or for a decode step "forward". Raise ValueError if unknown."""
     if what not in WHAT:
         raise ValueError(f"what: expected one of {', '.join(WHAT)}, got {what!r}")
     return "forward" if row.get("decode") else what

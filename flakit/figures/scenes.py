@@ -74,7 +74,7 @@ class Scene:
         return label(self.words.get(name, name))
 
     def outputs(self, which: str) -> tuple[str, ...]:
-        """Return the names of the vectors that come out of a pass, "forward" or "backward"."""
+        """Return the names of the result vectors of a step of a pass; which: "forward" or "backward"."""
         blocks = [block for row in getattr(self, which) for block in row.blocks]
         return tuple(name for block in blocks for name in (block.right, block.bottom) if name)
 
@@ -85,7 +85,7 @@ class Scene:
         return f"{self.word(name)}_{t - name.endswith('_before')}"
 
     def complete(self, frame: dict[str, np.ndarray]) -> None:
-        """Add to a frame, in place, the arrays it lacks that `terms` defines as sums of products of its arrays."""
+        """Add to a frame, the arrays of a step by name, in place, those that it lacks and `terms` defines as sums."""
         arrays = {"-": np.float32(-1), **frame}
         for name, terms in self.terms.items():
             products = [] if name in frame or callable(terms) else [term.split() for term in terms.split(" + ")]

@@ -31,8 +31,7 @@ _CODE = ["monospace", FAMILY]
 
 
 class Branch(NamedTuple):
-    """A node of the tree of tiles: its depth, 0 for a root, its source line and what it holds. nan: NaN, else
-    infinities only."""
+    """A node of the tree of tiles: its depth, 0 for a root, source line and contents. nan: NaN, else only inf."""
 
     depth: int
     where: str
@@ -41,8 +40,7 @@ class Branch(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A source line with an exponential, its largest exponent, and the distance from there to overflow, in powers of
-    e."""
+    """A source line with an exponential, its largest exponent, and how much more it may be before e^x overflows."""
 
     where: str
     largest: float
@@ -100,8 +98,8 @@ class TraceFigure:
         rooms: Sequence[Room] = (),
         more: int = 0,
     ) -> None:
-        """Redraw. tile, programs: [rows, columns], NaN or inf where a lane or a program is not finite, else 0 (None: no
-        grid); lane, program: the first non-finite cell of each.
+        """Redraw. tile, programs: [rows, columns], NaN or inf where an element of the tile, or a program of the grid,
+        is not finite, else 0 (programs None: no grid to draw). lane, program: the first non-finite cell of each.
 
         tile_name, programs_name: titles; a narrow picture breaks them at " · ". empty: cells of `programs` that are not
         part of the grid. tree: parents before children; more: the number of nodes left out. rooms: the tightest

@@ -43,9 +43,9 @@ OVERTIME = 1.5
 class Verdict:
     """The result of one probe.
 
-    verdict: PASS, FAIL, UNSUPPORTED or LEFT_OUT. finding: the worst finding of its check, None if nothing ran.
-    words: the worst figure and the allowed one, or why the probe is not supported.
-    setting: the smallest setting that fails, or that of the worst figure.
+    verdict: PASS, FAIL, UNSUPPORTED or LEFT_OUT. finding: that of the largest `share`, None if nothing ran.
+    words: the finding's measured value and the allowed one, or why the probe is not supported.
+    setting: the smallest setting that fails, or that of `finding`, as fields by name.
     case: the case of the casebook that the failure resembles. law: a sentence on the decay at which it begins.
     tried: how many of `settings` ran. left_out: how many did not, for lack of time or because they need --full.
     cause: another probe that fails for the same reason, "" for none. control: the finding that shows it.
@@ -71,14 +71,13 @@ class Verdict:
 
     @property
     def worst(self) -> float:
-        """The figure with the largest share of its allowed value; NaN if nothing ran."""
+        """The `figure` of `finding`, the probe's worst measurement against what is allowed; NaN if nothing ran."""
         return math.nan if self.finding is None else self.finding.figure
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit: a verdict for each probe of one subject; prints as a table. `audit["truth"]` is a
-    verdict.
+    """The result of an audit, a verdict for each probe, as in `audit["truth"]`; prints as a table.
 
     device: of the tensors, "cpu" or "cuda". seconds: wall-clock time. `to_dict` returns all of it as plain data.
     """
@@ -141,8 +140,7 @@ class Audit:
 class Elements:
     """One matrix of a failed tensor: of all its batch entries and heads, the one with the most wrong elements.
 
-    got, true, off: the computed and the true values, and the error relative to the RMS of the whole tensor, float64
-        [rows, columns].
+    got, true, off: computed and true values, and |got - true| over the whole tensor's RMS, float64 [rows, columns].
     wrong: booleans of the same shape: non-finite where the truth is finite, or off by more than allowed.
     rows, columns: the letters of their axes, "" for none; T is always the columns. where: the index along other axes.
     count, total: how many elements of the whole tensor are wrong, of how many.
@@ -221,8 +219,7 @@ def audit(
     like: the operator that it computes: "rwkv6", "rwkv7", "gsa", one of the family ("kda", "gated_delta_rule", …: the
         names of `flakit.numerics.operators.known()`), a result of `flakit.describe`, or "file.py:naive", a reference
         whose docstring describes it. Default: guess from the subject's name.
-    adapter: a function, or its name, that is called with the subject and the operator's arguments by name, to translate
-        them.
+    adapter: a function, or its name, called in the subject's place with it and the operator's arguments by name.
     only: names of the probes to run, of `PROBES`. full: denser grids and long sequences, without a time limit.
     device: default, the GPU if there is one and Triton does not interpret.
     seconds: the time limit of all probes together, in CPU time of this process on a CPU. Each probe first runs its most

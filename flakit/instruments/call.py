@@ -15,8 +15,7 @@ from .subject import BackwardBroken, Broken, Refused, Subject, words_of
 class Ran:
     """The result of a run. values: outputs and gradients by name ("o", "dk"), None for a missing gradient.
 
-    cut_off: outputs that do not require a gradient, although the loss needs one. missing_state: the setting requests a
-    final state, and none was returned.
+    cut_off: outputs in the loss that do not require a gradient. missing_state: a requested final state is missing.
     """
 
     values: dict[str, Tensor | None]

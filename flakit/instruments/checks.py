@@ -2,7 +2,7 @@
 
 The first sentence of a check's docstring is what a kernel has to satisfy to pass. Every check takes the `Examiner` of
 the subject and a `Setting`, and raises Refused if the subject does not take that setting. "Excused" tensors are those
-that are wrong in the plainest calls already, so that only the probe `truth` reports them.
+that are wrong in the plainest calls, `learn.PLAIN`, already, so that only the probe `truth` reports them.
 """
 
 import math
@@ -61,8 +61,8 @@ def accurate(x: Examiner, setting: Setting) -> Finding:
 
 
 def row_after_row(x: Examiner, setting: Setting) -> Finding:
-    """Check every tensor against float64. If a batch has a spike in each sequence, return the first finding that fails
-    alone. A batch is quicker than a call for each row; a single sequence makes a smaller setting to report."""
+    """Check every tensor against float64. If a batch fails in which each sequence has its decay spike at another token
+    (`Setting.rows`), return the finding of the first sequence that fails alone, a smaller setting to report."""
     finding = x.compare(setting)
     if not finding.fails or setting.rows is None or setting.spike is None:
         return finding
@@ -74,8 +74,8 @@ def row_after_row(x: Examiner, setting: Setting) -> Finding:
 
 
 def tail(x: Examiner, setting: Setting) -> Finding:
-    """Check every tensor against float64 at a length T that does not fill the last block of 64 tokens. If the next full
-    length fails, too, the tail is not to blame, and the finding is that of a milder decay at T."""
+    """Check every tensor against float64 at a length T that does not fill the last block of 64 tokens. If it fails as
+    well at the next multiple of 64, the tail is not to blame: return the finding at T with a decay close to 0."""
     finding = x.compare(setting)
     if not finding.fails:
         return finding
@@ -123,7 +123,7 @@ def gradients(x: Examiner, setting: Setting) -> Finding:
 
 def scale(x: Examiner, setting: Setting) -> Finding:
     """Check that the subject uses the argument `scale`, and that its default is the operator's. A failure says by which
-    constant factor o differs. Raises Refused if the plainest call's o is wrong by more than a factor."""
+    constant factor o differs. Raises Refused if no constant factor explains the error of the plainest call's o."""
     if setting.scale is not None and x.supports["scale"] is not None:
         raise Refused(x.supports["scale"])
     ran = x.run(setting)
@@ -250,7 +250,7 @@ GUARD = 256  # elements before and behind a tensor
 
 
 class _Fences:
-    """Allocates tensors between guards of `GUARD` elements of NaN, and notices what is written there."""
+    """Copies tensors to memory with guards, `GUARD` elements of NaN, on both sides; `broken` names one overwritten."""
 
     def __init__(self):
         self.guards: list[tuple[str, Tensor]] = []
@@ -267,7 +267,7 @@ class _Fences:
 
 
 def fenced(x: Examiner, setting: Setting) -> Finding:
-    """Check every tensor against float64 between guards of NaN around all memory, which stay untouched."""
+    """Check every tensor against float64 with NaN on both sides of all inputs in memory, and that this NaN stays."""
     fences, op = _Fences(), x.op
 
     labels = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")

@@ -140,8 +140,7 @@ def compare(
 
     Both run in evaluation mode and without gradients, and get their mode back. For every submodule that both have under
     one name, compares all floating-point tensors that it returns: those of shape [B, T, …] token by token, others, such
-    as returned states, as a whole. A layer of `flakit.models` with a state is also compared in that state, token by
-    token, as its operator passes it on.
+    as returned states, as a whole. A layer of `flakit.models` is also compared in its state after each token.
 
     Args:
         model_a: called with tokens, it returns logits [B, T, vocab], a tuple that begins with them, or an object or
@@ -301,7 +300,8 @@ def _evaluating(models: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def _run(which: str, model: nn.Module, tokens: Tensor, names: Mapping[str, str], tell: Callable) -> Tensor:
-    """Run a model and return its logits. names: reported names by submodule; tell: called with name and output."""
+    """Run a model and return its logits. names: by submodule, the name to report. tell: called with (name, tensor) for
+    every floating-point output of these submodules. which: the argument's name, for errors."""
     handles, operators = [], []
 
     def look(name: str, module: nn.Module, _, out: object) -> None:
@@ -348,7 +348,7 @@ def _listening(module: nn.Module, asked: dict) -> Callable:
 
 def _states(operator: Callable, rows: tuple, options: dict) -> Iterator[Tensor]:
     """Yield the states after every token, [B, T, H, K, V] for each part, by running the operator token by token. Yield
-    nothing if the operator has no state or the rows are packed sequences."""
+    nothing without a state or for packed sequences. rows, options: the operator's positional and keyword arguments."""
     if options.get("cu_seqlens") is not None:
         return
     states, state = [], options.get("initial_state")

@@ -74,12 +74,13 @@ ALLOWED = 256
 
 
 def budget(dtype: str) -> float:
-    """Return the allowed error of a result's worst lane, relative to its RMS: 2^-16, or four roundings of the dtype."""
+    """Return the allowed |computed - float64| of a result over the RMS of that tensor: the larger of 2^-16 and four
+    roundings of the dtype."""
     return max(ALLOWED * UNIT["float32"], 4 * UNIT.get(dtype, 0.0))
 
 
 def right(error: float) -> float:
-    """Return how many decimal digits are correct at a relative error; infinite for no error."""
+    """Return the number of correct decimal digits at a relative error, -log10 of it: inf for 0, at least 0."""
     return math.inf if error == 0 else max(0.0, -math.log10(error)) if error < math.inf else 0.0
 
 
@@ -87,9 +88,11 @@ def right(error: float) -> float:
 class Blame:
     """How a line made lanes inaccurate, described by its worst lane. A lane is one element of a tile or tensor.
 
-    inside, out: relative errors of the lane's terms and of the lane. gain: out over inside, or over one rounding.
-    computed, true: the values of the lane and of its float64 shadow. lanes: how many were affected. weight: the lane's
-    error over the RMS of its tile; the largest weight is the worst.
+    kind: of `Kind`. inside, out: relative errors of the lane's operands (of a sum: over the size of its terms) and of
+    the lane. gain: out over inside, or over one rounding of float32 if that is larger than inside.
+    computed, true: the values of the lane and of its float64 shadow. index, shape: of the lane in its tile, and of the
+    tile; program: of the grid, None for PyTorch. lanes: how many lanes of this kind the line made inaccurate in all.
+    weight: the lane's |computed - true| over the RMS of its tile, by which the worst lane is chosen.
     """
 
     kind: str
@@ -109,11 +112,13 @@ class Blame:
 class Line:
     """One operation at one place of the source, with the digits that it lost in all its runs.
 
-    tiles: how often it ran.
-    inside, out: the errors of operands and result in the tile that lost most; lost: the decimal digits in between.
-    worst: the largest error of any result. index, computed, true: the worst lane of the tile that lost most.
-    absorbed: how many addends vanished. otherwise: how many lanes of a comparison, an index or an integer would differ
-        without rounding.
+    dtype: of the result. tiles: how often it ran.
+    inside, out: the errors of operands and result in the run that lost most, each the largest |computed - float64| over
+        the tile's RMS; lost: the decimal digits between the two, log10(out / inside).
+    worst: the largest `out` of all runs. index, computed, true: the worst lane of the run that lost most, its value and
+        that in float64; shape, program: the tile's shape and its program in the grid, None for PyTorch.
+    absorbed: how many addends vanished, the sum being equal to the other addend. otherwise: how many lanes of a
+        comparison, an index or an integer would differ in float64.
     unmeasured: why the error is unknown, "" if it is known. blames: by `Kind`, how lanes became inaccurate.
     """
 
@@ -140,8 +145,8 @@ class Line:
         return not self.unmeasured
 
     def saw(self, inside, out, off, x, exact, program, unit, exactly: bool = False) -> None:
-        """Record one more run. inside, out: errors of operands and result. off: each lane's error. x, exact: the result
-        and its shadow. unit: one rounding. exactly: the operation cannot lose digits."""
+        """Record one more run. inside, out: as the fields. x, exact: result and shadow. off: |x - exact|. unit: the
+        relative error of one rounding. exactly: the operation cannot lose digits."""
         self.tiles += 1
         lost = 0.0 if exactly or out <= max(inside, unit) else math.log10(out / max(inside, unit))
         self.worst = max(self.worst, out)
@@ -183,16 +188,18 @@ def _what(blame: Blame) -> str:
 
 @dataclass(eq=False)
 class Output:
-    """A result, with the distance of its worst lane from its float64 shadow, relative to the RMS of the full tensor.
+    """A tensor that a kernel stored or PyTorch computed, compared with its float64 shadow.
 
     kernel: "" for PyTorch code. name: the kernel's argument, or the line that computed the tensor.
+    error: the largest |computed - true| of a lane over the RMS of the shadow. index, computed, true: that lane, its
+    value and that in float64. over: how many lanes exceed the budget.
     line: the position in `Digits.lines` of the line that caused the worst lane's error, -1 for none.
-    anew: a shadow was restarted, and the error does not include digits lost before that.
-    over: how many lanes exceed the budget.
+    anew: a shadow was restarted from computed values; the error does not include digits lost before that.
 
-    A compiled kernel has an output for each line that stores, `store`, with its `lanes`. format: the shortest format
-    among the kernel's arguments. as_written: the error of the same launch interpreted, which stored `interpreted` in
-    the worst lane. apart: the distance between the two. by_compiler: compiling lost the digits, not the arithmetic.
+    A compiled kernel has one output for each source line that stores, `store`; lanes: how many elements that line
+    stored. format: the shortest format among the kernel's arguments. as_written: the error of the same launch in the
+    interpreter, which stored `interpreted` in the worst lane. apart: the largest difference between both launches, as
+    `error` is measured. by_compiler: only the compiled launch exceeds the budget.
     """
 
     name: str
@@ -227,7 +234,7 @@ class Output:
 @dataclass(frozen=True)
 class Finding:
     """A source line, and the outputs that are wrong because of it. line: None if no single line lost much. compiled:
-    the digits were lost by compiling; `store` is the line that stored."""
+    the compiler, not a line, lost the digits (`Output.by_compiler`); then `store` is the line that stores them."""
 
     line: Line | None
     outputs: tuple[Output, ...]
@@ -248,7 +255,7 @@ class Digits(Report):
     """Which lines lost digits in a trace. Rich, `print` and the command line print the same report.
 
     lines: in the order in which they first ran. outputs: the results, each at its worst. notes: limits of the
-    measurement. partial: launches or programs of compiled kernels were left out.
+    measurement. partial: launches or programs of compiled kernels were left out. rounds: a `Rounds`, None if not run.
     """
 
     def __init__(self):
@@ -307,7 +314,7 @@ class Digits(Report):
         return [x for x in self.lines if not x.measured]
 
     def picture(self) -> "Canvas":
-        """Draw, for each line of source that lost most, the correct digits of its operands and its result."""
+        """Draw the correct digits of operands and result, a row for each of the source lines that lost most."""
         from ..figures.digits import DigitsFigure
 
         figure = DigitsFigure()

@@ -1,8 +1,7 @@
 """Finds digits that a compiled kernel loses: compares its stores with the same launch interpreted and in float64.
 
 A compiled kernel cannot carry a shadow. So an interpreted launch follows each of its launches, on CPU copies of its
-arguments and with the shadow of `digits_triton`. For each line that stores, the results of both launches are compared
-with the shadow's float64 values.
+arguments and with the shadow of `digits_triton`. For each line that stores, both results are compared with float64.
 
 Triton decides at import whether a process interprets. Here one process does both: for the time of a launch, the
 interpreter's replacements in `triton.language` are in place, and calling a function of `@triton.jit` runs its source as
@@ -68,7 +67,7 @@ def _interpreter(names: Any) -> Iterator[Callable]:
         return runnable(helper.fn)(*args, **kwargs)
 
     def of_a_tensor(helper, tensor, owner=None):
-        """Return a function of Triton as a method of its tensors, such as `x.sum()`."""
+        """Bind a `@triton.jit` function to the tensor on which it is called as a method, as in `x.sum()`."""
         return helper if tensor is None else partial(helper, tensor)
 
     scope = names.module._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -87,8 +86,7 @@ def _interpreter(names: Any) -> Iterator[Callable]:
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Return the result of inline assembly: an identity, one operation or a prefetch; else raise
-    NotImplementedError."""
+    """Return the result of inline assembly: an identity, one operation or a prefetch; else NotImplementedError."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
     if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
@@ -116,8 +114,10 @@ class _Programs:
 
 
 def interpret(kernel: JITFunction, arguments: dict, grid: Sequence[int], programs: int = 1 << 40) -> _Programs:
-    """Interpret a launch of a compiled kernel, on CPU tensors by argument name, for at most `programs` of its grid. The
-    result says which programs were `chosen`, and whether these are `all`."""
+    """Run a compiled kernel's source in Triton's interpreter, for at most `programs` programs of the grid, at random.
+
+    arguments: by name, tensors on the CPU. The result's `chosen` is the set of flat indices of the programs that ran,
+    its `all` whether these are the whole grid."""
     names = private_names()
     with _ONE_LAUNCH, _interpreter(names) as runnable:
         fn = _Programs(runnable(kernel.fn), names.builder, grid, programs)
@@ -131,9 +131,11 @@ class _TooLong(RuntimeError):
 
 
 class StoredDigits(TileDigits):
-    """A `TileDigits` that also records which line last stored each element, and compares both results with the shadow.
+    """A `TileDigits` that also records which source line last stored each element. When the interpreted kernel ends, it
+    compares what that and the compiled launch stored, line by line, with the float64 shadow of the interpreted one.
 
-    `after` holds the storages with the compiled kernel's results; `Comparison` sets it before each interpreted launch.
+    `Comparison` sets `after` before each interpreted launch: CPU copies of the storages as the compiled kernel left
+    them, by the address of the copy on which the interpreted kernel works.
     """
 
     def __init__(self, digits: Digits, ledger: Ledger):
@@ -233,8 +235,8 @@ class _Count:
 
 
 class Comparison:
-    """Compares launches of compiled kernels with the same launches interpreted. memory: the shadows of PyTorch's
-    tensors, to which a compiled kernel writes."""
+    """Compares launches of compiled kernels with the same launches interpreted. memory: the float64 shadows of the
+    program's own tensors; those that a compiled kernel changes restart from their new values."""
 
     def __init__(self, trace: Trace, tiles: StoredDigits, memory: Memory):
         assert trace.digits is not None  # of a trace with digits
@@ -313,7 +315,10 @@ class Comparison:
         self.digits.note(f"{kernel.__name__}: a launch was not compared, {words}")
 
     def _elsewhere(self, kernel, before: Copies, after: Copies, was: dict) -> None:
-        """Report elements that the compiled kernel changed but no line of its source stores to; skip integers."""
+        """Report elements that the compiled kernel changed although no interpreted line stored to them; skip integers.
+
+        before: the copies on which the interpreter ran; was: their storages before that, by id of the tensor; after:
+        those after the compiled launch."""
         for x in {before.storage(x).data_ptr(): x for x in before.tensors}.values():
             start = before.storage(x).data_ptr()
             writers = self.tiles.writers.get(start)
@@ -333,8 +338,7 @@ class Comparison:
                 self.digits.note(f"{kernel.__name__}: {words} ({list(x.shape)})")
 
     def _taken_as_exact(self, read: Sequence[Tensor], changed: Sequence[Tensor]) -> None:
-        """Restart the shadows of tensors that a kernel `changed` from their values; mark those that it `read` as
-        used."""
+        """Restart the shadows of tensors that a kernel `changed` from their values; mark those `read` as used."""
         for x in read:
             known = self.memory.at(x.untyped_storage().data_ptr())
             if known is not None:

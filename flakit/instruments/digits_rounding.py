@@ -114,7 +114,7 @@ def _apart(tiles: np.ndarray) -> float:
 
 class _Record:
     """The tiles of one run. moved_in: addresses of memory that holds computed values, which may differ between runs.
-    given: the places of inputs, loaded from other memory or drawn at random."""
+    given: the (place, operation) of each input, loaded from other memory or drawn at random."""
 
     def __init__(self, seed: int):
         self.generator = np.random.default_rng(seed)

@@ -50,8 +50,9 @@ class Shadow:
     """The float64 shadow of a tile, and where the tile's error comes from.
 
     exact: the values in float64. births: the line that caused each lane's error, None if no lane has a large one.
-    missing: for each lane the signed sum of addends that vanished; absorber: the line where they did. error: of the
-    tile. anew: whether a restarted shadow, from values of unknown accuracy, is among its operands.
+    missing: for each lane the signed sum of addends that vanished; absorber: the position in `Digits.lines` of the
+    line where they did, -1 for none. error: of the tile, as in the module's docstring. anew: whether this shadow, or
+    one that it was computed from, was restarted from computed values, whose accuracy is unknown.
     """
 
     __slots__ = ("exact", "births", "missing", "absorber", "error", "anew")
@@ -77,7 +78,7 @@ def distance(x: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def size(exact: np.ndarray) -> float:
-    """Return the RMS over the finite lanes, without overflow."""
+    """Return the RMS of the finite elements of a float64 array, 0 without any; squares do not overflow."""
     if not exact.size:
         return 0.0
     flat = exact.reshape(-1)
@@ -101,8 +102,10 @@ def _each(off: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 class Ledger:
-    """Compares the result of every operation with its shadow, and records losses in the lines of a `Digits`. where: in
-    its methods, the place of an operation as (key, `Place`). x: the computed values."""
+    """Compares the result of every operation with its shadow, and records losses in the lines of a `Digits`.
+
+    In its methods, where: the place of an operation as (key, `Place`); equal keys and operations share a `Line`. x: the
+    computed values, in the shape of the tile. program: in the grid, None for PyTorch."""
 
     def __init__(self, digits: Digits):
         self.digits = digits
@@ -117,14 +120,15 @@ class Ledger:
         return at, self.digits.lines[at]
 
     def anew(self, where: tuple, operation: str, dtype: str, x: np.ndarray, why: str) -> Shadow:
-        """Return a shadow restarted from the computed values, for an operation that none follows. why: the reason."""
+        """Restart: return x as its own shadow, where an operation cannot run in float64. why: for `Line.unmeasured`."""
         _, line = self.line(where, operation, dtype)
         line.tiles += 1
         line.unmeasured = why
         return Shadow(x.astype(np.float64), anew=True)
 
     def decided(self, where: tuple, operation: str, dtype: str, one: np.ndarray, exact: np.ndarray) -> None:
-        """Record how many lanes of a comparison, index or integer result, `one`, float64 decides otherwise, `exact`."""
+        """Record in how many lanes a comparison, index or integer differs from its result in float64. one: the computed
+        result; exact: the same operation on the shadows."""
         if one is exact or not (other := one != exact).any():
             return
         _, line = self.line(where, operation, dtype)
@@ -153,8 +157,8 @@ class Ledger:
     ) -> Shadow:
         """Record an operation that computes, and return the shadow of its result.
 
-        x, exact: its result, computed and in float64. operands: values and shadows.
-        how: finds the operand's lane that contributes most to a lane's error; default: the same lane.
+        x, exact: its result, computed and in float64. operands: a pair of values and shadow for each.
+        how: traces a lane's error to a lane of an operand, like `summed(axis)` or `product`; default: to the same lane.
         kind: Kind.ROUNDING or Kind.TF32 for an operation that rounds in that way.
         """
         at, line = self.line(where, operation, dtype)
@@ -210,7 +214,8 @@ class Ledger:
     def _blamed(
         self, line, dtype, kind, x, exact, operands, off, out, inside, gain, terms, new, shadow, program
     ) -> None:
-        """Blame this line for the worst of `new`, the lanes that it made inaccurate, and classify what happened."""
+        """Record a `Blame`, with its `Kind`, for `new`, the mask of lanes that this line made inaccurate. Errors that
+        are those of vanished addends blame the line where these vanished. The names are those of `computed`."""
         scale = size(exact) or 1.0
         weight = np.where(np.isfinite(off), off, 1e300) / scale
 
@@ -256,14 +261,14 @@ def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
 
 # --- where a lane's error comes from ---------------------------------------------------------------------------------
 # Each function, or the function that it returns, traces the error of an operation's result to lanes of its operands.
-# For the lanes of the result it returns the births that they inherit, the error of the operands relative to the terms,
-# and the size of the terms (None if no terms are added).
+# bad: the mask of inaccurate lanes. For the lanes of the result it returns the births that they inherit, the error of
+# the operands relative to the terms, and the size of the terms (None if no terms are added).
 
 Origin = tuple[Births, np.ndarray, "np.ndarray | None"]
 
 
 def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """Trace each output lane to the same lane of the operand with the largest relative error."""
+    """Return the `Origin` of an elementwise result: the same lane of the operand with the largest relative error."""
     births = nobody(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
     for y, s in operands:
@@ -279,7 +284,7 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
-    """Trace each output lane to the same lane of the operand with the largest absolute error, for a sum of operands."""
+    """Return the `Origin` of a sum of operands: the same lane of the operand with the largest absolute error."""
     births = nobody(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
     for y, s in operands:
@@ -296,7 +301,7 @@ def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
 
 
 def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
-    """Return a function that traces each lane of a sum or mean over `axis` (None: all) to the term of largest error."""
+    """Return a function for the `Origin` of a sum or mean over `axis` (None: all): the term of largest error."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -323,7 +328,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 
 
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
-    """Return a function that traces each lane of a running sum along `axis` to the term of largest error so far."""
+    """Return a function for the `Origin` of a cumulative sum (`reverse`: from the end): the largest error so far."""
 
     def find(x, exact, operands, bad) -> Origin:
         ((y, s),) = operands
@@ -349,7 +354,7 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
 
 
 def product(x, exact, operands, bad) -> Origin:
-    """Trace lanes of a matrix product to the factor whose error changes a term most, or to the accumulator, if any."""
+    """Return the `Origin` of a matrix product a b (+ c): the lane of a, b or c whose error changes the sum most."""
     (a, sa), (b, sb), *more = operands
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
     ta, tb = np.abs(sa.exact), np.abs(sb.exact)
@@ -389,7 +394,7 @@ def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> Births:
 
 
 def anywhere(x, exact, operands, bad) -> Origin:
-    """Trace all output lanes to the worst lane of the worst operand, where any lane may affect any."""
+    """Return the `Origin` where any lane may affect any, as in a sort: the worst lane of the worst operand, for all."""
     births = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)
     for y, s in sorted(operands, key=lambda pair: pair[1].error):

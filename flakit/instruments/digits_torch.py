@@ -48,7 +48,7 @@ FAILED = "its shadow failed ({})"
 
 
 class StoredShadow:
-    """The float64 shadow of a storage: `exact`, flat, an element for each of its own, and where errors come from."""
+    """The float64 shadow of a storage: `exact`, float64 [n] for its n elements, and the `births` of their errors."""
 
     def __init__(self, x: Tensor):
         storage = x.untyped_storage()
@@ -79,7 +79,7 @@ class StoredShadow:
         return self.births and self.births.moved(lambda z: z.numpy()[element])
 
     def bear(self, element: np.ndarray, births: Births | None) -> None:
-        """Store the births of elements of a storage on the CPU; None for no line's."""
+        """Store the births of a CPU storage's elements. element: their indices. births: None if no error is tracked."""
         if births is not None or self.births is not None:
             for every, own in zip(self.follow(), births or nobody(element.shape), strict=True):
                 every.numpy()[element] = own
@@ -106,7 +106,7 @@ class StoredShadow:
         self.anew = self.anew or shadow.anew
 
     def values_in(self, storage) -> np.ndarray:
-        """Return the elements of a storage, which holds this shadow's dtype, as float64 [n]."""
+        """Return the elements of any storage of this shadow's dtype (the original's), as float64 [n]."""
         flat = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, 0, (self.n,), (1,))
         return _numpy(flat.double())
 
@@ -166,8 +166,10 @@ class TorchDigits:
         return followed
 
     def ran(self, func, name, args, kwargs, operands, before, results: Sequence[Tensor], out, custom, place: Callable):
-        """After an operation, set the shadows of its results. before: the operands before it, from `before`. custom:
-        whether it is a custom operator. place: returns (key, `Place`) of the calling line."""
+        """After an operation `func`, called `name` in reports, set the shadows of its results.
+
+        operands, results: the tensors in its arguments and in `out`, what it returned. before: from `self.before`.
+        custom: whether it is a custom operator. place: returns (key, `Place`) of the calling line."""
         self._ran += 1
         self._last_args, self._alpha = args, kwargs.get("alpha", 1)
         if self._ran % 256 == 0:
@@ -302,7 +304,8 @@ class TorchDigits:
     _alpha: float = 1
 
     def _with_number(self, before, shape):
-        """Return a tensor and the number that an operation adds to it, as operands in the order of its arguments."""
+        """Return both operands of an addition, in order, where `before` has only one: the other is a Python number, an
+        integer tensor or the same tensor."""
         known = self._last_args[:2]
         number = [np.full(shape, float(x)) for x in known if isinstance(x, (int, float))]
         if not number:  # an integer tensor
@@ -314,7 +317,8 @@ class TorchDigits:
         return [*before, pair] if first else [pair, *before]
 
     def _moved(self, before, exact, name):
-        """Return births moved with the values if one tensor has the result's shape; else all get the worst lane's."""
+        """Return the births of a result that moves values: the operand's own for an operation that leaves every lane in
+        its place (`clone`, `tril`, …), else those of the worst lane for all."""
         known = [(y, s) for y, s in before if s.births is not None]
         if not known:
             return None

@@ -116,7 +116,9 @@ class TileDigits:
         out.shadow = self.of(source).moved(move)
 
     def computed(self, kind: str, operation: str, args, out) -> None:
-        """Set the shadow of an operation's result; replace its values if a GPU rounds them differently."""
+        """Set the shadow of `out`, the result of an operation; replace its values if a GPU rounds them differently.
+
+        kind: the name of the builder's method without "create_". args: its arguments; tiles are tensor handles."""
         try:
             self._computed(kind, operation, args, out)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # the kernel must go on
@@ -232,7 +234,8 @@ class TileDigits:
             self.ledger.decided(self.watch._place(), "comparison", "bool", out.data, exact)
 
     def reduced(self, reduction, operation: str, handles, outs, again) -> None:
-        """Set the shadow of a reduction's results. again: applies the same reduction to other tiles."""
+        """Set the shadows of `outs`, the results of a reduction or scan of the tiles `handles`. again: a function that
+        applies the same one to float64 arrays, and returns None where it cannot."""
         values = [self._values(h) for h in handles]
         where, axis = self.watch._place, reduction.axis
         if len(handles) == 1 and values[0] is not None and operation in ("sum", "cumsum"):
@@ -371,7 +374,7 @@ class TileDigits:
         self._stored[argument.storage_start] = None
 
     def _rewritten(self, argument, x) -> None:
-        """Restart the shadow of numbers that were written as bits of another type."""
+        """Restart the shadow of an argument's memory, written as bits of another type. x: floats stored, or None."""
         known = self._tensors.get(argument.storage_start)
         if known is None or x is not None and known[2].dtype == torch.float64:
             return
@@ -383,7 +386,8 @@ class TileDigits:
         self.ledger.anew(where, "store", "bits", np.zeros(1), f"{name} is written as numbers of another type")
 
     def added(self, operation: str, touched, pointers, value, on: np.ndarray, out) -> None:
-        """Set the shadows after an atomic operation. out: the value in memory before it."""
+        """Set the shadows after an atomic operation. touched: by argument of the kernel, the mask of lanes that access
+        it. pointers, value, on: the operands and the mask. out: the result, the values in memory before."""
         x, where = self._values(value), self.watch._place()
         if x is None:
             for argument, _ in touched:
@@ -429,7 +433,7 @@ class TileDigits:
 
 
 def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b: Shadow) -> Shadow:
-    """Return the shadow of a tile whose lanes `merge` takes from two others."""
+    """Return the shadow of a tile whose lanes come from two others. merge: does so with two arrays."""
     shadow = Shadow(merge(a.exact, b.exact), error=max(a.error, b.error), anew=a.anew or b.anew)
     if a.births is not None or b.births is not None:
         both = (s.births or nobody(s.exact.shape) for s in (a, b))

@@ -25,8 +25,7 @@ class Examiner:
     """Runs and judges one subject, and caches what probes share.
 
     learnt: the result of `learn`. plain: the plainest call that the subject takes, which probes vary. supports: for
-        each feature, why it is not supported, None if it is. resolved: `Learnt.resolved`, a setting without what is not
-        supported.
+        each feature, why it is not supported, None if it is. resolved: `Learnt.resolved`.
     full: use dense grids and long sequences. clock: `clock_of` the device. deadline: the time of `clock` after which
         probes try no further settings.
 

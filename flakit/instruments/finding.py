@@ -19,18 +19,23 @@ NONE: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check at one setting: its worst figure and the allowed one. It fails unless its kind is "fine".
-    tensor: the one that the figure is of, "" for none. words: a sentence for the report."""
+    """The result of one check at one setting: what it measured, and how much of it is allowed.
+
+    kind: "fine", "wrong", "non-finite", "no gradient", "raises" or "changed"; every kind but "fine" is a failure.
+    tensor: the one that `figure` was measured on, "" for none. figure: in general its error in the `measure` of
+        `budget.Excess`; else what `words`, a sentence for the report, says. others: further tensors that fail.
+    budget: the allowed relative L2 error, from which `allowed`, the limit of `figure`, follows for `measure`.
+    """
 
     setting: Setting
-    kind: str  # "fine", "wrong", "non-finite", "no gradient", "raises", "changed"
+    kind: str
     tensor: str
     figure: float
     allowed: float
     words: str
-    others: tuple[str, ...] = ()  # further tensors that fail
-    measure: str = "L2"  # of `figure`, if it is an error
-    budget: float = 0.0  # the allowed relative L2 error, from which `allowed` follows for `measure`
+    others: tuple[str, ...] = ()
+    measure: str = "L2"
+    budget: float = 0.0
 
     @property
     def fails(self) -> bool:
@@ -64,7 +69,7 @@ def findings(
 
     only: the tensors to judge; default, all. finite: check finiteness alone.
     allowances: relative L2 errors that tensors may have beyond their budget, by name.
-    excused: tensors whose finding is not used; their unit, which is slow to compute, is not measured.
+    excused: tensors whose finding is not used; their sensitivity (`Truth.units`), which is slow, is not measured.
     """
     results = []
     for name in ran.cut_off:
@@ -103,8 +108,8 @@ def worst_of(results: Sequence[Finding]) -> Finding:
 def _against_budget(
     op: Operator, name: str, got: Tensor, truth: Truth, setting: Setting, allowance: float, *, measured: bool
 ) -> Finding:
-    """Compare one tensor with its error budget; measured: first measure its sensitivity (`Truth.units`) if it exceeds
-    it."""
+    """Compare one tensor with its error budget. allowance: a relative L2 error allowed beyond the budget. measured: if
+    the tensor exceeds its budget, measure its sensitivity (`Truth.units`), which is slow, and compare once more."""
     true, n = truth.values[name], setting.tokens + setting.K + setting.V
     shared = name[1:] in op.tensors and name[1:] not in op.sequences
     rounding = budget(setting.torch_dtype, n, truth.total, setting.B * setting.tokens if shared else 0)

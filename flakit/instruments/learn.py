@@ -49,8 +49,7 @@ class Learnt:
     power: its default scale is K ** power; None: the operator's own.
     known: tensors that are wrong at the plainest call, and why: "wrong", "missing", "cut off".
     with_states: tensors that are wrong only in calls with an initial and a final state.
-    coarse: tensors that are right but less precise than their dtype (TensorFloat-32 products, say): their relative
-        error at the plainest calls.
+    coarse: relative errors, at the plainest calls, of tensors that are right but less precise than their dtype.
     """
 
     op: Operator
@@ -231,8 +230,7 @@ def _backward(runner: Runner, learnt: Learnt) -> str | None:
 
 
 def _default_power(runner: Runner, learnt: Learnt) -> float | None:
-    """Return p if the default scale of a subject without an argument `scale` is K ** p, for a p in SCALES; else
-    None."""
+    """Return the p of SCALES for which a subject without an argument `scale` scales by K ** p; None for no p."""
     setting = learnt.resolved(learnt.plain)
     ran = _tried(runner, setting, learnt.backward)
     if not isinstance(ran, Ran):

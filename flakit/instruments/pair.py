@@ -279,8 +279,7 @@ def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.
 
 
 def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
-    """Do a task, "run" or "shows"; return ("done", result), ("refused", message) or ("broken", (in the backward?,
-    message))."""
+    """Do a task, "run" or "shows"; return ("done", result), ("refused", words) or ("broken", (in backward?, words))."""
     try:
         if asked == "shows":
             from .repro import ending

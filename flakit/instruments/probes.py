@@ -31,7 +31,7 @@ Control = tuple[str, Callable[[Setting], Setting]]
 
 
 def bare(probe: str = "truth", **fields) -> Control:
-    """Return a control: the name of another probe, and a function that resets these fields of a setting."""
+    """Return a control: the name of another probe, and a function that sets a setting's fields to these values."""
     return probe, lambda s: s.without(**fields)
 
 
@@ -41,8 +41,8 @@ def one_sequence(s: Setting) -> Setting:
 
 
 def whole_tiles(s: Setting) -> Setting:
-    """Return the setting with K = V = M, a multiple of `WIDEST`: partial tiles would show a transposed mask there,
-    too."""
+    """Return the setting with K = V = M, rounded up to a multiple of `WIDEST`, the widest tile: where no tile is
+    partial, a mask with its two axes exchanged does no harm."""
     size = -(-max(s.K, s.V) // WIDEST) * WIDEST
     return s.without(K=size, V=size, M=size)
 
@@ -54,7 +54,9 @@ STATELESS = bare(initial_state=False, final_state=False, loss="o")
 class Probe:
     """One question to a kernel, with the settings and the check that answer it.
 
-    meaning: a sentence on what a failure says. needs: features that the subject has to support.
+    case: the case of the casebook that a failure resembles; kinds: other cases, for some kinds of failure.
+    meaning: a sentence on what a failure says. budget: where the allowed figure comes from, for reports.
+    needs: features that the subject has to support.
     condition: of (operator, setting), whether the setting still poses this question; shrinking keeps it true.
     controls: (other probe, function that turns a setting into one of that probe's). If the other probe fails as badly
         there, this probe fails for the other's reason.
@@ -117,7 +119,7 @@ def _run(check: Check, x: Examiner, setting: Setting) -> Finding:
 
 
 def _as_bad(control: Finding, finding: Finding) -> bool:
-    """Whether the control explains `finding`: the same tensor fails in it, with more than a tenth of its share."""
+    """Whether a control explains `finding`: the same tensor fails in it, with more than a tenth of its `share`."""
     if control.kind != "wrong":
         return True
     return finding.tensor in (control.tensor, *control.others) and control.share > finding.share / 10

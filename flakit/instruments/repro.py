@@ -315,7 +315,7 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
 
 
 def _returned(op: Operator, s: Setting, o: str, state: str | None) -> list[str]:
-    """Return expressions for o and the states in `out`. o, state: how `out` holds them, from `_OUTPUTS`."""
+    """Return expressions for o and the states in the call's result, `out`. o, state: suffixes of `_OUTPUTS`."""
     states = [f"out{state}"] if len(op.states) == 1 else [f"out{state}[{n}]" for n in range(len(op.states))]
     return [f"out{o}", *(states if s.final_state else ())]
 
@@ -375,8 +375,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
 
 
 def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, device: str) -> Iterator[str]:
-    """Yield lines that compute the tensor that fails, an output or a gradient, by the kernel and in float64, and
-    compare them."""
+    """Yield lines that compare the failing output or gradient of the kernel with float64. check: of `checks`."""
     on = "" if device == "cpu" else f', device="{device}"'
     op, arguments = subject.op, _arguments(subject.op, s)
     inputs, name = [*op.tensors, *(op.states if s.initial_state else ())], finding.tensor

@@ -31,8 +31,7 @@ class Runner:
 
         prepare: a function of the arguments and the arriving gradients that returns those of the call, for example
         copies elsewhere in memory. device: default, the runner's. Raises Refused if the subject does not take the
-        setting, Broken if it crashes or returns something else than its operator does, Stopped once `stopped` returns
-        true.
+        setting, Broken if it crashes or its result has another form than its operator's, Stopped if `stopped` says so.
         """
         if self.stopped():
             raise Stopped

@@ -26,8 +26,7 @@ TRANSPOSED = "transposed"
 class Setting:
     """One call of an operator, forward and backward. The defaults of all fields are the plainest call.
 
-    T, B, H, K, V, M: sizes. groups: heads of the queries or values per head of the keys, if they are an axis of their
-        own.
+    T, B, H, K, V, M: sizes. groups: heads of queries or values, where these have an axis HQ or HV, per head of keys.
     decay: a profile of `flakit.inputs`; one natural-log decay <= 0 for all; or a pair, for even and odd channels (for
         every eighth token and the others if a decay has no channels). decay_dtype: None for `dtype`.
     per_head: log decays of head h are 1 + h per_head times those of head 0. spike: (token, value), the decay of one
@@ -35,15 +34,14 @@ class Setting:
         of head h's first token is h times that.
     lengths: of packed sequences; T is ignored, and `padding` rows follow the last one. offsets: the layout of the
         offsets in memory, or "int32", their dtype.
-    initial_state, final_state: pass one, request one. loss: the outputs that gradients arrive at: "o", "both" (o and
-        the final state), or "state" alone.
-    scale: None for the operator's default, which is passed as a number if the subject takes one; default_scale: never
-        pass it.
-    layout, arriving: memory layouts of the inputs and of the gradient at o. cotangent: a factor of arriving gradients.
+    initial_state, final_state: pass one, request one. loss: the outputs with a gradient: "o", "both" or "state".
+    scale: None for the operator's default, passed as a number if the subject takes one; default_scale: never pass it.
+    layout, arriving: memory layouts of the inputs and of the gradient at o: "contiguous", TRANSPOSED (the last two
+        axes exchanged in memory) or EXPANDED (stride 0). cotangent: a factor of the gradients at the outputs.
     written: a factor of the values; a small one leaves little in the state but the initial state.
     slices: tokens of each process of a group; T is their sum.
     cut: run in two pieces, passing the state on. changed: the token from which on `later_changed` changes the inputs.
-    bad: (token, value), a non-finite v. repeated: all tokens have the same key; constant: also the same value.
+    bad: (token, "nan" or "inf"), a non-finite v. repeated: all tokens have the same key; constant: also the same value.
     no_decay: pass None as the decay.
     states: the layout of tensors without a time axis and of the gradients at the final state.
     wanted: the inputs that require a gradient, None for all. again: return the gradients of a second backward pass.
@@ -151,7 +149,7 @@ class Setting:
         return x, arriving
 
     def _change(self, w: Tensor, op: Operator) -> None:
-        """Apply the pair of decays, `per_head`, `first` and `spike` to the log decays w, in place.
+        """Apply the fields `decay` (if a pair), `per_head`, `first` and `spike` to the log decays w, in place.
 
         The pair, `first` and `spike` are natural logarithms; one unit of w is `op.nats` of these.
         """

@@ -51,7 +51,7 @@ def shrink(x: Examiner, probe: Probe, finding: Finding, seconds: float = SECONDS
     @st.composite
     def smaller(draw: Callable) -> Setting:
         def step(ladder: list):
-            """Draw from the simplest value up to the known failing one, which has a probability of three quarters."""
+            """Draw an item of `ladder`; the last one, which is known to fail, has a probability of three quarters."""
             return ladder[min(draw(st.integers(0, 4 * len(ladder) - 1)), len(ladder) - 1)]
 
         s = finding.setting

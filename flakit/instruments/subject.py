@@ -52,8 +52,7 @@ class Subject:
 
     function: the callable. like: the operator, as `flakit.audit` takes it. adapter: called in its place, with the
         callable and the operator's arguments, to translate them.
-    name: its name in reports. source, adapter_source: the lines of Python that import the two into a standalone script,
-        as `function` and `adapter`.
+    name: its name in reports. source, adapter_source: lines of Python that import both as `function` and `adapter`.
     patient: repeat a call that raises, to see whether it raises again; a rank must not, while others wait for it.
 
     Raises TypeError if `function` or `adapter` is not callable, ValueError if the operator is unknown.
@@ -139,8 +138,7 @@ class Subject:
     def made(self, inputs: Mapping[str, Any], do: Tensor) -> dict[str, Tensor]:
         """Run forward and backward; return outputs and gradients by name. do: the gradient that arrives at o.
 
-        `others` of `flakit.numerics.gradients.gradient_rows` takes this. Raises as a call does, and BackwardBroken if
-        the backward pass raises an error.
+        For `others` of `numerics.gradients.gradient_rows`. Raises as a call does, and BackwardBroken.
         """
         leaves = {name: x.detach().requires_grad_() for name, x in self.op.leaves(inputs).items()}
         o, parts = self(self.op.arguments(leaves, inputs) | {"output_final_state": True})

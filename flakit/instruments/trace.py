@@ -30,8 +30,7 @@ def trace(digits: bool = False) -> Iterator[Trace]:
     While traced, a load out of bounds gives NaN (0 for integers), and a store out of bounds does nothing.
     digits: also repeat every operation in float64, and report in `Trace.digits` which lines lost digits; see `Digits`.
     A compiled kernel is interpreted as well, and its stores are compared.
-    Raises RuntimeError if a kernel cannot be watched in either way, with the command to use instead, and for a Triton
-    with an unknown interpreter.
+    Raises RuntimeError, with the command to use instead, if a kernel cannot be watched or this Triton is not supported.
     """
     result = Trace()
     tiles, tensors = _shadows(result) if digits else (None, None)

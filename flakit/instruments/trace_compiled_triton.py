@@ -89,8 +89,7 @@ def _relate(i: int, kernel: Rewritten, sites: dict[int, Site], args: dict, memor
 
 
 def _definers(name: str, function: str, before: int, kernel: Rewritten, sites: dict[int, Site]) -> list[int]:
-    """Return the numbers of the bad checks that define a name's value: the last before this one, or the last in a
-    loop."""
+    """Return the numbers of bad checks that define `name`: the last before check `before`, or in a loop the last."""
     own = [j for j in sites if kernel.checks[j].function == function and kernel.checks[j].target == name]
     earlier = [j for j in own if j < before]
     if earlier or own:
@@ -112,8 +111,7 @@ def bound(kernel: JITFunction, args: Sequence, kwargs: dict, grid) -> tuple[dict
 
 
 class Copies:
-    """Copies of a launch's arguments at one moment; tensors that share memory share the copy. on_host: copy to the CPU.
-    tensors: the tensors that were copied."""
+    """Copies of a launch's `tensors` at one moment, on the CPU if `on_host`; tensors that share memory share a copy."""
 
     def __init__(self, on_host: bool = False):
         self.on_host = on_host

@@ -76,11 +76,10 @@ WORDS = Words() | {
 class Place:
     """A place in the source of the traced program.
 
-    statement: the text of the line. expression: the part of it that was computed, if Python knows it (from 3.11 on).
-    kernel: the Triton kernel, "" for PyTorch code. backward: the name of the autograd node, for the gradient of this
-        line.
+    expression: the part of the line that was computed, if Python knows it (from 3.11 on), else "".
+    kernel: the Triton kernel, "" for PyTorch code. backward: the autograd node, for the gradient of this line.
     via: (function, line) of the callers between the kernel and a helper, the kernel's own first.
-    text: the text of the line, if the file does not have it.
+    text: the text of the line, if it cannot be read from the file. `statement` is either.
     """
 
     file: str
@@ -248,9 +247,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Headroom:
-    """The distance in e-folds of a line's largest exponent from overflow; negative beyond it.
+    """How far the exponentials of one source line are from overflow.
 
-    index: the lane of that exponent, in a tile of this shape.
+    largest: the largest exponent of all runs. room: ln of the dtype's largest number less that exponent (as a natural
+        logarithm), negative beyond overflow. program, index: the Triton program and the lane with that exponent.
     """
 
     place: Place
@@ -266,7 +266,9 @@ class Headroom:
 class Access:
     """Loads or stores of one line outside the tensor to which they belong.
 
-    beyond: elements from the tensor's nearer end, negative before its start.
+    into: the kernel's argument that is accessed, of this shape. lanes: how many accesses were outside, in `programs`.
+    program, index: the first program with one, and the lane in its tile.
+    beyond: the largest distance outside, in elements: from the tensor's end, negative if before its start.
     within: inside the tensor's storage all the same (it is a view of a larger one), so that a trace performs it;
         otherwise a load gives NaN (0 for integers) and a store does nothing.
     """

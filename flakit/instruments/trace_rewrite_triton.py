@@ -121,8 +121,8 @@ class Check:
 
 @dataclass
 class Rewritten:
-    """A kernel that reports on itself: `kernel` takes the buffer `seen` before the arguments of the original,
-    `plain`."""
+    """A kernel that reports on itself: `kernel` takes the buffer `seen` before the arguments of the original, `plain`.
+    checks: all of the kernel, also if `kernel` contains only a part."""
 
     plain: object
     kernel: object
@@ -133,7 +133,7 @@ class Rewritten:
     """The parts, together all checks, in which a launch with these dtypes was last watched."""
 
     def with_part(self, part: Part) -> "Rewritten":
-        """Return the same kernel with a subset of the checks, which keep their numbers."""
+        """Return the same kernel with a subset of the checks: part (i, n) has those numbered i, i + n, i + 2n, …"""
         return self if part == ALL else _rewritten(self.plain, part)
 
     @property
@@ -168,7 +168,7 @@ class Rewritten:
 
 
 def _preceded(visit: Callable) -> Callable[["_Watch", Any], list[ast.stmt]]:
-    """Decorate a visit, so that statements that assign its subexpressions to names precede those that it returns."""
+    """Decorate a visitor method: statements that assign subexpressions to names precede those that it returns."""
 
     def visit_with_names(self: "_Watch", node: ast.stmt) -> list[ast.stmt]:
         outer, self.before = self.before, []
@@ -201,7 +201,8 @@ class _Watch(ast.NodeTransformer):
         return None
 
     def check(self, node: ast.stmt, text: str, operation: str, target: str, reads, into=(), calls=()) -> int:
-        """Add a check and return its number. into: the function's parameters whose memory it accesses."""
+        """Add a `Check`, of the fields named like the arguments, and return its number. text: the source text of the
+        checked expression. into: the function's parameters whose memory the statement `node` accesses."""
         place = Place(self.file, node.lineno + self.first - 1, text, self.kernel)
         check = Check(place, operation, self.name, target, tuple(dict.fromkeys(reads)), into, tuple(calls))
         self.rewriting.checks.append(check)
@@ -247,7 +248,8 @@ class _Watch(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
     def base(self, pointers: ast.expr, depth: int = 8) -> tuple[str, ...]:
-        """Return the parameters of this function into which pointers may point; several if one of them is selected."""
+        """Return the parameters of this function into which `pointers` may point, several if `tl.where` selects one.
+        depth: how many assignments to trace back."""
         for node in ast.walk(pointers):
             if isinstance(node, ast.Call) and len(node.args) == 3:
                 chosen = self.resolve(node.func)
@@ -380,7 +382,7 @@ class _Watch(ast.NodeTransformer):
 
 
 class _Rewriting:
-    """Rewrites a kernel and the helpers that it calls, with a part of the checks; the part changes nothing else."""
+    """Rewrites a kernel and the helpers that it calls, with the checks of one part; all parts number checks alike."""
 
     def __init__(self, kernel, part: Part):
         self.part = part

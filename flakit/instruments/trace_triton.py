@@ -191,7 +191,7 @@ class InterpreterWatch:
         return on_host
 
     def _moving(self, original, kind: str):
-        """Wrap an operation that moves values without computing: the result has the operand's site and argument."""
+        """Wrap an operation that moves values: its result gets the operand's `Site` and the argument it points into."""
 
         def move(builder, *args):
             out = original(builder, *args)
@@ -209,7 +209,7 @@ class InterpreterWatch:
         return move
 
     def _turning(self, original):
-        """Wrap Triton's patching of its tensors, so that `x.T` calls the builder, which the interpreter bypasses."""
+        """Wrap the interpreter's patching of `tl.tensor`: its `x.T` is numpy's, unseen; here it calls the builder."""
         builder, tl = self.names.builder, self.names.language
 
         def turned(tensor):
@@ -358,7 +358,7 @@ class InterpreterWatch:
         return How.CARRIED
 
     def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
-        """Record the lanes of bad operands that the result of an operation drops."""
+        """Record non-finite lanes of operands that do not reach the result `out`. bad: mask of its non-finite lanes."""
         if operation == "where":
             condition, one, other = args
             for y, lanes in ((one, condition.data), (other, ~condition.data.astype(bool))):

@@ -80,8 +80,8 @@ class Run:
     decay: the requested natural-log decay per token. trace: the `Trace` of the run.
     o, expected: the output of the last head, [T, V]: the kernel's in float32 and the true one in float64.
     error: the relative L2 error of o, NaN or infinite if o is not finite.
-    yours: o, or the ... of an empty answer if lines are missing or nothing ran.
-    said: what a reader must know: whose lines ran, and where.
+    yours: o, or `...` (a lesson's empty answer) if lines are missing or nothing ran.
+    said: a note to display: whether the learner's lines ran or ours, and in Triton or from the recording.
     """
 
     decay: float
@@ -116,8 +116,8 @@ class Run:
 
     @property
     def lossy(self) -> object:
-        """For a run with digits, the source lines that lost them, as text, "none" for none; the ... of an empty answer
-        if the learner's lines are missing."""
+        """The source lines that lost digits in a run with `digits`, as text, "none" for none; `...` (a lesson's empty
+        answer) if the learner's lines are missing."""
         if self.yours is ...:
             return ...
         assert self.trace.digits is not None  # of a run with digits
@@ -173,7 +173,7 @@ def run(decay: float, *lines: Callable, way: str = "start", digits: bool = False
 
 
 def traced(decay: float, *lines: Callable, way: str = "start", digits: bool = False, products: str = "ieee") -> Trace:
-    """Return the trace of a run of the kernel, with the arguments of `run`, without comparing the output."""
+    """Run the kernel as `run` does, and return its `Trace` alone."""
     if not has_triton():
         return _recorded(decay, way, digits=digits, products=products, with_output=False)[1]
     return _interpreted(float(decay), source(*lines, way=way, products=products), digits)[1]
@@ -207,8 +207,7 @@ def answered(*lines: Callable) -> bool:
 
 
 def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
-    """Return the smallest |decay| at which a "tile" and the "output" are not finite, to half a percent; inf for
-    none."""
+    """Return the smallest |decay| at which a "tile" and the "output" are not finite, to 0.5%; inf for none."""
     if not has_triton():
         row = _recording().select(way=way)[0]
         return {name: row[f"{name}_onset"] for name in ("tile", "output")}
@@ -224,8 +223,7 @@ def onset(*lines: Callable, way: str = "start") -> dict[str, float]:
 
 
 def _answered(lines: tuple[Callable, ...]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of the functions without a `...`, by name, and the names of the others. Raises ValueError for a
-    function that is not one of `PIECES`."""
+    """Return the text of functions without `...`, by name, and the others' names. ValueError for one not in PIECES."""
     own, empty = {}, []
     for function in lines:
         name = getattr(function, "__name__", None)

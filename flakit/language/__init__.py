@@ -155,8 +155,7 @@ def percent(share: float) -> str:
 
 
 class _Numbers(string.Formatter):
-    """A formatter that writes fields by `number` and `percent`; a tensor or array of one element counts as its
-    number."""
+    """A formatter that writes fields by `number` and `percent`; a tensor or array of one element is its number."""
 
     def format_field(self, value, spec: str) -> str:
         value = value.item() if hasattr(value, "item") else value

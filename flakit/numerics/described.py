@@ -49,7 +49,7 @@ TABLE = "flakit"
 
 
 class Output(NamedTuple):
-    """The result of a form: o, and the final state or its parts, None if there is none or it was not requested."""
+    """The result of an operator: o, and the final state or its parts, None if there is none or it was not requested."""
 
     o: Tensor
     final_state: Tensor | tuple[Tensor, ...] | None
@@ -70,7 +70,8 @@ def output(returned: Any, whose: str = "") -> Output:
 class Called:
     """A function called like an operator: with the tensors by name if its signature has these names, else in order.
 
-    tensors, states: names. axes: of each, "B T H K". constants: further arguments, passed if the signature names them.
+    tensors, states: names of the tensors and of the initial state's parts. axes: by name, "B T H K". constants: further
+    arguments by name, passed if the signature has them.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Called:
 
 
 class Kernel(Called):
-    """A user's kernel as a form of an operator, called with the arguments of flakit's own operators, all by name."""
+    """A user's kernel in `Operator.forms`, called by name with the arguments of flakit's own operators."""
 
     def __call__(self, *, output_final_state: bool = False, **args) -> Output:
         tensors = {name: args.pop(name) for name in self.tensors}
@@ -136,7 +137,7 @@ class Kernel(Called):
 
 
 class Naive(Called):
-    """The reference as a form of a described operator, for any dtype and packed sequences."""
+    """The user's reference function, callable as an operator is, for any dtype and for packed sequences."""
 
     def __call__(self, *, output_final_state: bool = False, **args) -> Output:
         """Compute in float64 for float64 inputs, else in float32; o has the dtype of the first tensor."""
@@ -181,7 +182,7 @@ class ByAutograd(Called):
 
     @torch.enable_grad()
     def _run(self, args) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the outputs and the leaves: the tensors, then the parts of the initial state, zeros by default."""
+        """Return outputs and leaves (the tensors, then the initial state's parts) of `forward` with these arguments."""
         *rows, scale, state = args
         tensors = {name: x.detach().requires_grad_() for name, x in zip(self.tensors, rows, strict=True)}
         parts = [x.detach().requires_grad_() for x in (self.parts(state) or self.zeros(tensors, self.states))]
@@ -223,9 +224,8 @@ def describe(
     name: its name, under which `like` and `flakit.inputs` find it from now on.
     forward: the naive recurrence in PyTorch, called with the tensors of `axes` by name, or in the order of `axes` if
         its signature has other names; with `scale`, `initial_state` and `output_final_state` if its signature names
-        them. It returns o, (o, final state) or an object with `o` and `final_state`, and computes in the dtype of its
-        inputs: its float64 results are the truth, its gradients those of autograd. Without an `initial_state` in its
-        signature the operator has no state.
+        them (no `initial_state`: no state). It returns o, (o, final state) or an object with `o` and `final_state`, and
+        computes in its inputs' dtype: its float64 results are the truth, its gradients those of autograd.
     axes: of every tensor, "B T H K" in memory order: B batch, T time, H heads (HQ of queries, HV of values, multiples
         of H), K keys, V values, M slots. Batch and time come first. A key may hold several names. o has the axes of the
         values and a state [N, heads of the values, K, V] unless "o", "initial_state" and "final_state" are specified; a
@@ -234,12 +234,10 @@ def describe(
     profile: the decays of a model, from `flakit.numerics.inputs.DECAYS`; default "logsigmoid".
     draws: the other tensors of a model: "normal" (the default), "unit" (length 1 along the last axis), "sigmoid",
         "softmax", a pair (low, high) for uniform ones, or a function of (numpy generator, shape with time first).
-        data: a mapping, or a file .pt, .safetensors or .npz, of recorded tensors by name, with the decay if you like;
-        they override `draws` and `profile`.
+    data: recorded tensors by name, as a mapping or a file .pt, .safetensors or .npz; override `draws` and `profile`.
     scale_exponent: the default scale is K to this power.
     constants: further arguments, passed to functions whose signature names them. sizes: of axes with other letters.
-    kernels: further forms for `evaluate`, `sweep` and the gradient comparer, by name, beside "naive".
-    label: its name in tables and pictures.
+    kernels: further forms for `evaluate`, `sweep` and the gradient comparer, by name. label: its name in tables.
 
     Returns:
         Operator, for `like`. The function is run a few times, on 5 tokens in float64.
@@ -342,8 +340,7 @@ def _spread(called: str, values: object, tensors: Iterable[str], strict: bool = 
 
 
 def _axes(axes: object) -> tuple[dict[str, str], list[str]]:
-    """Return the axes of the tensors and of o by name, and those of each part of a state. Raises ValueError or
-    TypeError."""
+    """Return the axes of tensors and o by name, and of each part of a state. Raises ValueError or TypeError."""
     if not isinstance(axes, Mapping) or not axes:
         raise TypeError(f'axes: expected a dict like {{"q": "B T H K"}}, got {shown(axes)}')
     by_name: dict[str, str] = {}

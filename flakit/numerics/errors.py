@@ -40,14 +40,14 @@ class Errors:
 
 
 def out_of_range(got: Tensor, truth: Tensor) -> Tensor:
-    """Return the mask where `got` is infinite because the true value exceeds its dtype's range, or nearly so."""
+    """Return the mask where `got` is rightly infinite: the true value has the same sign and exceeds the largest number
+    of `got`'s dtype, or is within four roundings of it."""
     largest, eps = torch.finfo(got.dtype).max, torch.finfo(got.dtype).eps
     return got.isinf() & (got.sign() == truth.sign()) & (truth.abs() > largest * (1 - 4 * eps))
 
 
 def compare(got: Tensor, truth: Tensor) -> Errors:
-    """Measure `got` against `truth` (real dtypes, one shape, any device) in float64; raises TypeError or ValueError if
-    not so.
+    """Compare `got` with `truth` in float64. Raises TypeError unless both are real, ValueError unless of one shape.
 
     A truth of zeros is compared exactly: the relative errors are 0 or inf. Where the truth itself is infinite, the same
     infinity is correct and anything else is an infinite error; where it is NaN, the error counts as 0.
@@ -91,7 +91,7 @@ def relative_l2(got: Tensor, truth: Tensor) -> float:
 
 
 def _ratio(error: Tensor, size: Tensor) -> float:
-    """Return the largest error / size, with 0 / 0 = 0."""
+    """Return the largest element of error / size, both of one shape, with 0 / 0 = 0."""
     return torch.where(error == 0, 0.0, error / size).max().item()
 
 

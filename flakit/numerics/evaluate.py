@@ -93,8 +93,7 @@ def evaluate(
     arriving: the gradients with respect to o and (or None) to the final state, instead of `cotangents`.
 
     Names are those of o and the final state's parts, and "d" + name for the gradient of every input and of the initial
-    state's parts, if there is one ("dinitial_state"; GSA: "dinitial_hk", "dinitial_hv"). Raises ValueError or TypeError
-    for wrong arguments.
+    state's parts, if there is one ("dinitial_state"; GSA: "dinitial_hk", "dinitial_hv"). Raises ValueError, TypeError.
     """
     op = operator(op)
     run = op.forms[one_of("form", form, op.forms)]
@@ -121,8 +120,7 @@ def truth(
     """Compute the true results of `evaluate`, by the same names, in float64, on the inputs' device.
 
     inputs, grad_seed, dfinal_state, arriving: as for `evaluate`; nothing is validated, so that a decay may be positive.
-    recurrence: use the recurrence (True), the chunked form in float64 (False), or choose (None) by length and by
-    whether all results are finite.
+    recurrence: use the recurrence (True), chunks in float64 (False), or either by length and finiteness (None).
     """
     op, walk = operator(op), None if recurrence is None else flag("recurrence", recurrence, " or None")
     arriving = _arriving(op, inputs, arriving, grad_seed=grad_seed, dfinal_state=dfinal_state)

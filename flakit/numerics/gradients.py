@@ -37,8 +37,7 @@ def rounding_error(dtype: torch.dtype) -> float:
 
 
 def along_time(got: Tensor, truth: Tensor) -> Tensor:
-    """Return the error of each time step, float64 [T], of tensors [B, T, H, D] or [B, T, H]; raises ValueError for
-    others.
+    """Return the error of each token, float64 [T], of tensors [B, T, H, D] or [B, T, H]; else raises ValueError.
 
     This is the RMS error relative to the RMS of the whole truth, so that steps with tiny true values do not dominate;
     inf where a value that should be finite is not.
@@ -71,11 +70,10 @@ def gradient_rows(
     """Return one row per form and tensor at one setting: op, form, dtype, T, decay, tensor and `measures`.
 
     setting: arguments of `flakit.inputs`, such as cu_seqlens for packed sequences. forms: one or several; default: all
-    forms of the operator. backend: passed to the operator.
+    forms of the operator. backend: passed to the operator; recurrence: to `truth`.
     dfinal_state: also use a gradient with respect to the final state, which exposes kernels that drop it.
     others: further functions, by their form in the rows; each receives the inputs, the gradient with respect to o and,
     with dfinal_state, that with respect to the final state, and returns some of the tensors by name.
-    recurrence: passed to `truth`.
     over_time: add `along_time`, a list over t; None for tensors without a time axis.
     keep: add the tensors themselves, `got` and `true`.
     All forms share inputs, float64 truth and cotangents.

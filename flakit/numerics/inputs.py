@@ -102,18 +102,14 @@ def inputs(
     M, HQ: of GSA only: memory slots, default 32; query heads, a multiple of H, default H. HV: of gated delta rule and
         KDA only: heads of the values, a multiple of H, default H.
     cu_seqlens: the offsets [N + 1] of N packed sequences, from 0, non-decreasing; the last one is T's default, and
-        rows up to a larger T are padding; B is 1. The result includes them, and initial states are those of N
-        sequences.
+        rows up to a larger T are padding; B is 1. The result includes them; initial states are for N sequences.
     decay: a profile of `DECAYS`, one natural-log decay <= 0 for all tokens, or a tensor of natural logarithms of the
-        decay's shape. Default: that of the operator's model ("rwkv6-init", "rwkv7", "gsa", "mamba2", …). An operator
-        without a decay argument takes none.
+        decay's shape. Default: that of the operator's model ("rwkv6-init", "gsa", …). None without a decay argument.
     dtype: of every sequence tensor; decay_dtype: of the decay alone (default: dtype).
-    initial_state: add a random float32 (float64 for float64) initial state, for GSA a pair (hk, hv); without it the key
-        is absent.
+    initial_state: whether to add a random float32 (float64 for float64) initial state, for GSA a pair (hk, hv).
     All but the decay are standard normal, except where the model differs: RWKV7's a = -κ̂ and b = κ̂ sigmoid(x) with κ̂
     of length 1 in each head, GSA's s = softmax over the slots of a normal, q and k of length 1 and beta = sigmoid(x) of
-    the delta rules, HGRN2's k = 1 - e^g; for a described operator, as its description says. Global random states are
-    not used.
+    the delta rules, HGRN2's k = 1 - e^g; for a described operator, as its description says.
     """
     op = operator(op)
     offsets = None if cu_seqlens is None else _offsets(cu_seqlens, B, T)
@@ -195,8 +191,7 @@ def _device(device) -> torch.device:
 
 
 def _time_first(rng, axes: list[str], sizes: dict[str, int], draw: Callable) -> Tensor:
-    """Draw float64 numbers with time as the slowest axis, so that a longer T continues a shorter one; return them with
-    their axes in the given order."""
+    """Return float64 numbers with these axes, drawn token by token, so that a longer T continues a shorter one."""
     drawn = sorted(axes, key=lambda a: a != "T")
     x = torch.from_numpy(np.asarray(draw(rng, tuple(sizes[a] for a in drawn)), dtype=np.float64))
     return x.permute([drawn.index(a) for a in axes]).contiguous()

@@ -12,13 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Touched:
-    """What a call changed in one of its inputs, and which outputs share its memory."""
+    """What a call changed in one of its inputs: how many values, and which `share` of all.
+
+    version: how many in-place operations PyTorch counted. shared: the outputs that share the input's memory.
+    """
 
     name: str
-    changed: int  # number of changed values
-    share: float  # the same as a share of all values
-    version: int  # in-place operations that PyTorch counted
-    shared: tuple[str, ...]  # outputs that share this input's memory
+    changed: int
+    share: float
+    version: int
+    shared: tuple[str, ...]
 
 
 def touched(call: Callable, inputs: Mapping[str, object]) -> list[Touched]:

@@ -46,14 +46,13 @@ class Operator:
     functions whose signature names them. own_sizes: of axes without an argument of `flakit.inputs`.
     heads_alike: whether a head's result is independent of its index. has_scale: whether the formula has a scale.
     solves: whether its chunked form solves a triangular system, as a delta rule does.
-    reads: what reads with decay between it and the key, by its letter in the paper (GSA's p is made of q): whether the
-    read includes its own token's decay. keys: the arguments that are read so.
+    reads: the vectors that read the state, by their letters in the paper (GSA's p is made of q): whether the state has
+    decayed by their own token's decay before. keys: the arguments with which they form scores.
     strongest: the natural-log decay below which no gate of its model can go.
     formula: Python for token t, in float64, that sets the state's parts and appends to the list o, for scripts;
     `{scale}` is the scale. It may be empty where `reference` wraps a function, whose own text scripts then quote.
     scale_exponent: the default scale is K to this power. chunk_sizes: those of the kernels.
-    state_products: products with every element of the state at each token: write and read, for RWKV7 also the read of a
-    and the write of b.
+    state_products: products with the full state at each token: write and read, for RWKV7 also those of b and a.
     """
 
     name: str
@@ -123,8 +122,7 @@ class Operator:
         return tuple(dict.fromkeys(axis for name in (*self.tensors, "o") for axis in self.axes[name].split()))
 
     def leaves(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors and the parts of an initial state by name. Raises TypeError or ValueError for wrong
-        ones."""
+        """Return the tensors and the initial state's parts by name. Raises TypeError or ValueError for wrong ones."""
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs: expected a dict of tensors by name, got {shown(inputs)}")
         missing = [name for name in self.tensors if inputs.get(name) is None]
@@ -155,8 +153,7 @@ class Operator:
         return parts
 
     def check_shape(self, name: str, x: object, size: Mapping[str, int], called: str = "") -> None:
-        """Check that x is a tensor with the axes of `name`, of the sizes in `size` where it has them; raises ValueError
-        or TypeError, which say `called`."""
+        """Raise ValueError or TypeError, naming x `called`, unless x has the axes of `name`, of sizes as in `size`."""
         shape = {axis: size.get(axis) for axis in self.axes[name].split()}
         check_tensor(called or name, x, shape, f" like {self.tensors[0]}" if size else "")
 

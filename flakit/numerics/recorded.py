@@ -1,8 +1,7 @@
 """Reads and writes measurements recorded on another machine, stored in data/*.json with their provenance.
 
 A file is a table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files and
-their columns. A value is a number, a string, null, or a list of these. Non-finite numbers, which JSON lacks, are the
-strings "inf", "-inf" and "nan".
+their columns. A value is a number, a string, null, or a list of these; JSON lacks "inf", "-inf" and "nan": strings.
 """
 
 import argparse

@@ -57,7 +57,7 @@ class Sweep:
         return tuple(self.first)
 
     def _put(self, at: tuple[int, ...], measured: Measured) -> None:
-        """Fill one cell of the grids. at: its index."""
+        """Fill one cell of the grids with the measurements of its setting. at: its index along the axes."""
         for name, (numbers, index) in measured.items():
             for key, number in numbers.items():
                 self.grids.setdefault(key, np.full(self.raised.shape, np.nan))[at] = number
@@ -146,8 +146,7 @@ def sweep(
         "rwkv6", "kda", …, a described one, or "file.py:naive", which describes itself. The kernel may return o, a tuple
         that begins with o and the final state, or a result with these names; inputs without a gradient are left out.
         Settings that `inputs` does not take go to the kernel.
-    over: the values of each axis, first axis slowest: a list, an array, or a single value, an axis of one.
-    fixed: constant settings.
+    over: the values of each axis, first axis slowest; a single value is an axis of one. fixed: constant settings.
     workers: processes beside this one; the subject must then be a name or a function that they can import. Each uses
         one thread and, in turn, one of the GPUs. One that dies is replaced, and its setting measured again.
     engine: "processes" on this machine, or "ray": an existing Ray cluster (RAY_ADDRESS, or a connected one), else a
@@ -155,8 +154,7 @@ def sweep(
     store: a file (or a folder) that receives every measurement at once. A sweep with an existing store measures only
         what is missing: a killed sweep resumes, and axes may gain values. ValueError for the store of another subject,
         of another version of it or with other constant settings.
-    progress: called with (settings done, settings in total) after each; True: a bar. cancelled: called before each;
-        True stops the sweep.
+    progress: called with (settings done, in all) after each; True: a bar. cancelled: before each; true stops the sweep.
 
     A setting that raises an error is a cell without measurements, with the message in `Sweep.raised`; it is not stored,
     so that it is measured again. RuntimeError, with the first setting, if every setting raises.
@@ -263,8 +261,8 @@ def _reported(progress: Callable | bool | None, total: int) -> Iterator[Callable
 
 
 def _subject(subject: str | Operator | Callable, like: str | Operator | None) -> Callable[..., Mapping]:
-    """Return the function of the settings that measures a subject: a `_Measure`, or the user's own. Raises TypeError if
-    the subject is no function."""
+    """Return the function that measures a subject at a setting: a `_Measure`, or the user's own function. Raises
+    TypeError if the subject is no function."""
     if isinstance(subject, str) and ":" in subject:
         subject = named_function(subject, "subject")
     if like is not None:
@@ -285,7 +283,8 @@ def _portable(subject):
 
 
 class _Measure:
-    """A function of the settings with a signature. subject: the operator or kernel that a store identifies."""
+    """A function that measures one setting, given as keyword arguments: the settings that its signature names. subject:
+    the operator or kernel behind it, by whose source a store recognizes it."""
 
     def __init__(self, run: Callable[..., Mapping], subject: Operator | Callable, signature: inspect.Signature):
         self.run, self.subject, self.__signature__ = run, subject, signature

@@ -116,7 +116,7 @@ _MEASURE: Callable | None = None
 
 
 def _begin(pickled: bytes, counter) -> None:
-    """Initialize a worker process: load the measuring function; use one thread, and the next GPU in turn."""
+    """Initialize a worker process: load the measuring function; use one thread, and the GPU numbered `counter`."""
     global _MEASURE
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -146,17 +146,16 @@ def _measure(setting: dict) -> Measured | Raised:
 
 
 def here(measure: Callable[[dict], Measured | Raised], settings: Sequence[dict]) -> Results:
-    """Measure the settings in order, in this process."""
+    """Yield the index of each setting and its measurement, in order, measured in this process."""
     for i, setting in enumerate(settings):
         yield i, measure(setting)
 
 
 def in_processes(make: Callable, arguments: tuple, settings: Sequence[dict], workers: int) -> Results:
-    """Measure the settings in worker processes, in any order. In each, make(*arguments) returns the measuring function.
+    """Yield as `here`, but from worker processes, in any order. make(*arguments) returns each one's measuring function.
 
     A process that dies (killed, out of memory, a fault in a kernel) is replaced, and its setting is measured again; a
-    setting running at three deaths is considered their cause, and `Raised`. Raises ValueError if `make` cannot be
-    pickled.
+    setting running at three deaths is considered their cause, and `Raised`. ValueError: `make` is not picklable.
     """
     try:
         pickled = pickle.dumps((make, arguments))

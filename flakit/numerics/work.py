@@ -1,6 +1,6 @@
 """The least work of an operator: bytes moved, operations, and a lower bound of their time.
 
-A row is a mapping with op, B, T, H, K, V, dtype, GSA's M, and decode (with a state in and out), as in h200_speed.
+A row, as of data/h200_speed.json, maps op, B, T, H, K, V, dtype, for GSA M, and decode: one token with both states.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,8 +37,7 @@ class Work:
 
 
 def work(row: Mapping, what: str = "both") -> Work:
-    """Return the least work of a call. row: its settings, as the module lists them. what: "forward", or "both" for a
-    backward, too.
+    """Return the least work of a call. row: as in the module's docstring. what: "forward", or "both" with a backward.
 
     Bytes: every input is read once and every output written once; a backward reads the inputs again, reads do and
     writes a gradient for each; a decode also moves both states. Operations: the products of the recurrence with its
@@ -60,8 +59,7 @@ def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int =
     """Return the bytes of reading or writing each of the named tensors of a call once; a name may occur several times.
 
     names: the operator's tensors and o, or "d" + name for a gradient, all in the row's dtype; "states" and "dstates"
-    are a state of every sequence and head, and its gradient, stored once every `every` tokens, itemsize bytes an
-    element.
+    are the states of all heads, and their gradients, stored every `every` tokens, of `itemsize` bytes an element.
     """
     op, size, item = operator(row["op"]), _size(row), getattr(torch, row["dtype"]).itemsize
     known = {*op.tensors, "o", "states"}
@@ -77,7 +75,8 @@ def moved(row: Mapping, names: Iterable[str], *, every: int = 1, itemsize: int =
 
 
 def in_short(row: Mapping) -> str:
-    """Describe a row's case in a few words: operator, form and sizes, and what differs from a model in bfloat16."""
+    """Return a row as a short label: operator, form, B and T, and K above 128, another dtype than bfloat16 and another
+    decay than the operator's `profile`. The row also needs form and decay."""
     op = operator(row["op"])
     words = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
     words += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)

@@ -333,7 +333,7 @@ class Panel(widgets.VBox):
         return self
 
     def move(self, name: str, value) -> "Panel":
-        """Move one knob as a reader does, with all that follows from it, redraw at once; return the panel."""
+        """Set one knob as by mouse, so that dependent knobs follow, and redraw at once; return the panel."""
         self._cost = 0.0  # or a slow last redraw may delay the next one
         self.knobs[name].value = value
         return self

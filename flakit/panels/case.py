@@ -1,4 +1,4 @@
-"""The panel of a case, a reproduced fault: its knobs, its picture, and in a sentence its law beside the measurement."""
+"""The panel of a case, a reproduced fault: its knobs, its picture, and a sentence on prediction and measurement."""
 
 import math
 
@@ -102,10 +102,10 @@ for row in CASES[{self.case.name!r}].at({arguments}):
 
 
 def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> str:
-    """Return a sentence that compares one number with its law and counts the others; "" if no row has a law.
+    """Return a sentence that compares one row's measurement with its predicted value, `law`, and counts the others.
 
-    The number is the first that differs from its law, else the first whose name contains `about`; StopIteration is
-    raised if there is neither. inf: the text for infinity."""
+    The row is the first that differs from its law, else the first whose name contains `about`; StopIteration is
+    raised if there is neither. "" if no row has a law. inf: the text for infinity."""
     judged = [row for row in rows if row.agrees is not None]
     wrong = [row for row in judged if not row.agrees]
     if not judged:
@@ -123,7 +123,7 @@ def law_and_measurement(rows: list[Row], about: str, *, inf: str = "never") -> s
 
 
 def case(name: str, show=None, *, language: str | None = None, **settings) -> CasePanel:
-    """Return the panel of a case: its knobs, a picture of how the fault arises, and its law beside the measurement.
+    """Return the panel of a case: its knobs, a picture of how the fault arises, and prediction beside measurement.
 
     name: a case that `flakit cases` lists. show: names of the knobs on view; the others are folded under "more".
     settings: starting values of the knobs. A decay that may be a profile or a number has two: profile, or "constant",

@@ -328,7 +328,7 @@ def _inputs(op, decay, T, spike, at, dtype, seed):
 
 @functools.cache
 def _first_nan(op: str) -> float:
-    """Return a decay (natural log) midway between the law's first onset of any tensor and that of the output o."""
+    """Return a natural-log decay halfway between the predicted onset of the first tensor to fail and that of o."""
     law = anchor.limits("none", _inputs(op, -1.0, 128, NONE, 0, "float32", 0), op=op)
     return -math.ceil(50 * (min(law.values()) + law["o"])) / 100
 
@@ -345,7 +345,7 @@ def _onsets(op, T, scheme, chunk, mask, at, dtype, seed) -> dict[str, Onset]:
 
 @functools.lru_cache(maxsize=64)
 def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
-    """Return the pairs whose product is formed, boolean [chunk, chunk]. inclusive: a token reads itself, too."""
+    """Return the pairs that the scheme computes, boolean [chunk, chunk]. inclusive: a token reads itself, too."""
     anchors, past = anchor.SCHEMES[scheme], np.tri(chunk, k=0 if inclusive else -1, dtype=bool)
     if anchors.dyadic:
         return past
@@ -358,7 +358,7 @@ def _formed(inclusive: bool, scheme: str, chunk: int, mask: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _exact(scheme: str, chunk: int) -> np.ndarray:
-    """Return the pairs that store no factors, since their exponent is one exact difference, boolean [chunk, chunk]."""
+    """Return the pairs without factors, as e^x is taken of the decay between both tokens, boolean [chunk, chunk]."""
     exact = np.zeros((chunk, chunk), bool)
     if not anchor.SCHEMES[scheme].dyadic:
         for tile in anchor.tiles(scheme, chunk):
@@ -375,7 +375,7 @@ def _limit(scheme: str, chunk: int, number_format: torch.dtype) -> np.ndarray:
 
 
 def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.ndarray]:
-    """Return queries with an infinite factor and keys with one, alone or times the key, boolean [chunk] each."""
+    """Return the queries whose factor is infinite, and the keys whose factor, or factor times key, is: [chunk] each."""
     on_query, on_key = (each.numpy() for each in exponents)
     size = torch.stack([x[name][0, :, 0].abs().amax(-1).float() for name in OPERATORS[op].keys]).amax(0)
     size = size[index * chunk :][:chunk].clamp(min=1).log().numpy()
@@ -384,11 +384,10 @@ def _infinite(op, x, exponents, limit, chunk, index) -> tuple[np.ndarray, np.nda
 
 
 def _chunk_shown(shown, decay: str, chunk: int, at: int) -> int:
-    """Return the first chunk with a non-finite o, else the first with a non-finite gradient over time, else that of
-    `at`.
+    """Return the index of the first chunk with a non-finite o, else with a non-finite gradient, else of token `at`.
 
-    The gradient of the decay does not count: its sums carry a NaN back to the first token. In RWKV7 and GSA a NaN in a
-    chunk of o reaches all earlier ones through the gradient of the state, so the others count after o only."""
+    shown: tensors by name. decay: the decay's name; its gradient does not count, as its sums carry a NaN back to the
+    first token. In RWKV7 and GSA a NaN in o reaches earlier chunks by the state's gradient, so o counts first."""
     gradients = [name for name, x in shown.items() if x.dim() == 4 and name not in ("o", f"d{decay}")]
     for names in (["o"], gradients):
         bad = torch.stack([~shown[name].isfinite().all(-1)[0, :, 0] for name in names]).any(0)
@@ -440,7 +439,7 @@ def bound_words(op: str) -> str:
 
 
 def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
-    """Return a sentence on which tensors the law expects to fail first, at which |log decay|, and where one did."""
+    """Return a sentence on which tensors are predicted to fail first, at which |log decay|, and where one did."""
     laws = {name: onset.law for name, onset in onsets.items() if onset.law is not None}
     measured = min((onset.measured for onset in onsets.values() if onset.measured is not None), default=None)
     values = {
@@ -470,8 +469,8 @@ def _value(result, cell: Cell, op: str) -> str:
 def decay_explorer(
     op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
 ) -> DecayExplorer:
-    """Return a panel that computes an operator in chunks at one decay and shows where NaN begins, by the law and as
-    measured. The anchor scheme chooses the reference point of the exponents.
+    """Return a panel that computes an operator in chunks at one decay and shows where NaN begins, as predicted
+    from the exponents and as measured. The anchor scheme chooses the exponents' reference point.
 
     op: an operator of `flakit.cases.anchor.OPERATORS`. show: names of the knobs on view, default decay, spike
         and scheme; the others are folded under "more". settings: starting values of the knobs; an unknown name raises

@@ -55,7 +55,7 @@ PRESETS = {
 
 
 class Headroom(Panel):
-    """The panel of `headroom`. The decays are measured once per chunk and block size; other knobs scale results."""
+    """The panel of `headroom`. Exponents are summed once per chunk and block size; "times" only multiplies them."""
 
     name = "headroom"
     main = "times"

@@ -153,7 +153,7 @@ WORDS = Words() | {
 
 
 class Infinity(Panel):
-    """The panel of `infinity`: 8 tokens and 4 channels in float32, every number printed, from `case.follow`."""
+    """The panel of `infinity`. Its methods' `way` is a chunk of 8 tokens and 4 channels, computed by `case.follow`."""
 
     name = "infinity"
     presets = PRESETS
@@ -209,7 +209,7 @@ class Infinity(Panel):
             self._draw_way(way, STEPS[step - 1])
 
     def _lost(self, way: case.Way, decay: float, seed: int) -> tuple[list[int], list[str], list[list[float]]]:
-        """Return for this chunk and for a kernel's: the lengths, the captions, and the lost share of each tensor."""
+        """Return, for this chunk and one of a kernel's size: lengths, captions, each tensor's non-finite share."""
         ways = {(C, decay): way, (KERNEL_CHUNK, KERNEL_DECAY): _kernel(seed)}
         chunks = [WORDS.say("chunk", C=size, decay=f"{w:g}") for size, w in ways]
         shares = [[each.lost[name] for name in WORDS["lost names"]] for each in ways.values()]
@@ -336,7 +336,7 @@ class Infinity(Panel):
         return [each for each in maps if each[0] != cell.map and each[1:] != (None, None)]
 
     def count(self, way: case.Way, step: str, seed: int) -> str:
-        """Return a sentence on how few keys are infinite and how many rows of dr are lost to them."""
+        """Return a sentence on how few keys are infinite and how many rows of dr they make non-finite."""
         count, rows = (int((~x.isfinite()).sum()) for x in (way.made.key, way.made.dr.sum(-1)))
         keys = WORDS.say("count, keys", count=count, C=C) if count else ""
         if step == "loss":
@@ -423,12 +423,12 @@ def _number(x: torch.Tensor | float) -> str:
 
 
 def _share(x: float, tokens: int) -> str:
-    """Format a share of tokens as "3 of 8" or, if only some channels of a token are lost, as a percentage."""
+    """Format a share of tokens as "3 of 8" or, if only some channels of one count, as a percentage."""
     return WORDS.say("of", n=round(x * tokens), all=tokens) if x * tokens == round(x * tokens) else percent(x)
 
 
 def _cost(lost: Mapping[str, float]) -> str:
-    """Return a phrase on which tensors are lost entirely and of which only some rows. lost: shares by tensor."""
+    """Return a phrase: which tensors are entirely non-finite, of which some rows. lost: that share by tensor."""
     names = {share: [name for name in case.TENSORS if lost.get(name) == share] for share in set(lost.values()) - {0}}
     parts = [
         WORDS.say("all of" if share == 1 else "rows of", share=_share(share, C), names=WORDS["and"].join(names[share]))
@@ -439,7 +439,7 @@ def _cost(lost: Mapping[str, float]) -> str:
 
 
 def _why(way: case.Way, i: int, j: int) -> str:
-    """Return how a score becomes NaN: "zero" from a product 0 · inf, "difference" from inf - inf, "" if it does not."""
+    """Return how score (i, j) becomes NaN: "zero" by a product 0 · inf, "difference" by inf - inf, "" if it is not."""
     terms = way.operands["r"][i] * way.made.read[i] * way.made.scaled[j]
     return "zero" if terms.isnan().any() else "difference" if terms.sum().isnan() else ""
 

@@ -59,8 +59,8 @@ STRONGEST = -1000.0
 
 
 class WorkbenchPanel(Panel):
-    """Base of the panels that run the workbench's kernel at a decay, each setting once, interpreted, in a new
-    process."""
+    """Base of the panels on the chunk kernel of `flakit.instruments.workbench`, which runs once for each setting,
+    interpreted, in a new process."""
 
     main = "decay"
     random = False
@@ -178,7 +178,7 @@ def kernel_trace(*lines: Callable, show=None, language: str | None = None, **set
 
     lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
     show: names of the knobs on view. settings: starting values of decay (natural-log, per token, of the head that
-        forgets fastest) and way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours"). An
+        forgets fastest) and way (anchor of the scores' decays: "start", "middle", "blocks", "halves"; "yours"). An
         unknown name raises TypeError, a bad value ValueError.
     language: "en" or "zh"; default: the current language, see `flakit.language`.
 

@@ -20,7 +20,7 @@ _WEAKEST, _STRONGEST = -3, 3  # powers of ten of |w|
 
 
 class NumberKnob(widgets.SelectionSlider):
-    """A slider over a few numbers. `accept` sets any other from `low` to `high`; so is the starting value set."""
+    """A slider over a few numbers, the stops. `accept`, also used at the start, sets any value from `low` to `high`."""
 
     def __init__(self, value: float, description: str, *, stops: Iterable[float], low: float, high: float):
         self.low, self.high, self._stops, self._dense = low, high, frozenset(stops), frozenset()
@@ -29,7 +29,7 @@ class NumberKnob(widgets.SelectionSlider):
         self.accept(value)
 
     def accept(self, value: float) -> None:
-        """Set the value, which is a stop until the next call. Raise ValueError outside low … high."""
+        """Set the value; if no stop, it becomes one until the next such call. Raise ValueError outside low … high."""
         if value not in {stop for _, stop in self.options}:
             if not isinstance(value, Real) or isinstance(value, bool) or not self.low <= value <= self.high:
                 raise ValueError(f"expected {self._expected()}, got {value!r}")

@@ -107,7 +107,7 @@ def lost_digits(*lines: Callable, show=None, language: str | None = None, **sett
 
     lines: your own functions in place of the kernel's, as in `flakit.instruments.workbench.run`.
     show: names of the knobs on view. settings: starting values of decay (natural-log, per token, of the head that
-        forgets fastest), way (how the scores are computed: "start", "middle", "blocks", "halves" or "yours") and
+        forgets fastest), way (anchor of the scores' decays: "start", "middle", "blocks", "halves"; "yours") and
         products ("ieee" or "tf32", the precision of flakit's lines). An unknown name raises TypeError, a bad value
         ValueError.
     language: "en" or "zh"; default: the current language, see `flakit.language`.

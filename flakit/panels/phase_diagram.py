@@ -261,7 +261,7 @@ def _offered(op: str) -> tuple[str, ...]:
 
 
 def _key(*, op, against, scheme, mask, dtype, T, chunk, seed) -> tuple:
-    """Return the settings that determine a map, with None for the size that varies along its rows."""
+    """Return the settings that determine a map, the cache key, with None for the size that its rows vary."""
     return op, against, scheme, mask, dtype, None if against == "T" else T, None if against == "chunk" else chunk, seed
 
 
@@ -280,7 +280,7 @@ def _setting(key, decay: float, **row) -> tuple[dict, dict]:
 
 @functools.lru_cache(maxsize=64)
 def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
-    """Return the rows, the columns, and the law's limits by tensor for each row. Columns, in |log decay|, are dense
+    """Return the rows, the columns, and each row's predicted limits by tensor. Columns, in |log decay|, are dense
     around every limit. how: "coarse" or "fine"."""
     op, against, scheme, _, _, T, _, _ = key
     rows, laws = [row for row in _ROWS[how][against] if against != "at" or row < T], []
@@ -299,7 +299,7 @@ def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
 
 
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
-    """Return the sweep over rows and decays, and the law's limits by tensor for each row. how: "coarse" measures
+    """Return the sweep over rows and decays, and each row's predicted limits by tensor. how: "coarse" measures
     whether all is finite, "fine" the error against float64 as well."""
     op, against, scheme, *_ = key
     names = tensors(op)
@@ -317,7 +317,7 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
 
 
 def _agreement(result: Map) -> str:
-    """Return a sentence on whether the law is right in every measured cell, and how near to its line it was tested."""
+    """Return a sentence: is every measured cell as predicted, and how near to the predicted limit was one measured."""
     wrong, distance = result.wrong, result.distance
     if wrong.any():
         far = _away(distance[wrong].max())
@@ -335,15 +335,15 @@ def _agreement(result: Map) -> str:
 
 
 def _away(factor: float) -> str:
-    """Format a distance from the law's line, given as a factor >= 1, as a percentage, rounded up."""
+    """Format a distance from the predicted limit, given as a factor >= 1, as a percentage, rounded up."""
     return WORDS["anywhere"] if factor == math.inf else f"{math.ceil(1000 * (factor - 1)) / 10:g}%"
 
 
 def phase_diagram(
     op: str = "rwkv6", show: Iterable[str] | None = None, *, language: str | None = None, **settings
 ) -> PhaseDiagram:
-    """Return a panel that maps where a chunked computation is finite over decay and another setting, with the law's
-    border.
+    """Return a panel that maps where a chunked computation is finite over decay and another setting, with the border
+    predicted from the exponents.
 
     A coarse map is immediate; the button "measure finely" takes some seconds and adds the error against float64.
 

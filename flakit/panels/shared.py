@@ -144,7 +144,7 @@ SAME = 1e-3
 def around(onsets: Iterable[Collection[float]], *sides: tuple[float, float], same: float = SAME) -> set[float]:
     """Return values of |log decay| with few digits below and above every onset, and between any two that differ.
 
-    onsets: the values of each, by law and measured; those within a share `same` of each other count as one.
+    onsets: the values of each, predicted and measured; those within a share `same` of each other count as one.
     sides: the least and the largest distance from an onset, as factors, of each value below it and above it."""
     groups = []
     for low, high in sorted((min(values), max(values)) for values in onsets):

@@ -88,15 +88,16 @@ def decode(
 
 
 class Calls(NamedTuple):
-    """What repeated equal calls return, and how the first call changed each of its inputs (by the input's name)."""
+    """The result of `repeated`: o [calls, B, H, V], the caller's hk before each call as states [calls, B, H, K, M], and
+    touched, by the input's name: how the first call changed it."""
 
-    o: Tensor  # [calls, B, H, V]
-    states: Tensor  # contents of the caller's hk before each call, [calls, B, H, K, M]
+    o: Tensor
+    states: Tensor
     touched: dict[str, Touched]
 
 
 def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend: str | None = None) -> Calls:
-    """Call `decode` `calls` times on the same tensors, `inputs` with one copy of the initial state."""
+    """Call `decode` `calls` times on the same tensors. All calls share one copy of the initial state in `inputs`."""
     x = {**inputs, "initial_state": tuple(state.clone() for state in inputs["initial_state"])}
     returned, states = [], []
 
@@ -112,7 +113,7 @@ def repeated(inputs: Mapping, calls: int = 3, *, in_place: bool = True, backend:
 
 
 def law(inputs: Mapping, calls: int = 3, *, in_place: bool = True) -> Tensor:
-    """Predict o of each call, [calls, B, H, V]: with the fault (in_place), o of the n-th of equal tokens."""
+    """Predict o of each call, [calls, B, H, V]. in_place: o of the n-th equal token in call n; else of the first."""
     tokens = calls if in_place else 1
     x = {name: inputs[name].expand(-1, tokens, -1, -1) for name in ("q", "k", "v", "s", "g")}
     o, _ = reference.forward(**x, initial_state=inputs["initial_state"])

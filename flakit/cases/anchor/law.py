@@ -48,7 +48,7 @@ def limits(
     A sum of several large terms may overflow a percent or two earlier (`WITHIN`). If the mask comes too late
     ("multiply", "none"), future pairs count with the product of both factors, and their sums make the law accurate to a
     few percent only. Operands that depend on the decay (RWKV7's reads by a, GSA's p) are taken at strong decay.
-    Raises ValueError for an unknown scheme, operator, mask or dtype.
+    Other arguments are those of `run`. Raises ValueError for an unknown scheme, operator, mask or dtype.
     """
     scheme, of = find_scheme(scheme), find_operator(op)
     mask = find_mask(scheme, mask)

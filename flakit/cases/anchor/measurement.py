@@ -91,7 +91,7 @@ KERNEL_ANCHORS = {"first-row": 0, "previous-row": -1, "previous-row-across": -1}
 
 
 class _Kernel(Products):
-    """`schemes.Products` with the tiles left of the diagonal by Triton kernels; scheme: of `KERNEL_ANCHORS`."""
+    """`schemes.Products`, but Triton kernels compute the tiles left of the diagonal; schemes of `KERNEL_ANCHORS`."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         from .tiles_triton import scores
@@ -111,7 +111,7 @@ class _Kernel(Products):
 
 
 def _own_form(of, inputs: Mapping[str, Tensor], do: Tensor, chunk: int) -> dict[str, Tensor]:
-    """Return o, final states and gradients of flakit's own chunked PyTorch form, for the gradient do of o."""
+    """Return o, final states and gradients of flakit's own chunked PyTorch form. of: a `Chunks`; do: o's gradient."""
     x = [inputs[name].detach() for name in of.names]
     start = scale(of, inputs), inputs.get("initial_state")
     o, last = of.chunked.forward(*x, *start, chunk)

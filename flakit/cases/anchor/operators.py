@@ -6,9 +6,8 @@ They differ in whether a read comes before or after its token's decay, which dec
     RWKV7   r reads after it: inclusive; a reads the state before it: exclusive
     GSA     both passes read after their token's gate: inclusive
 
-All compute the gradient of the decay from running sums (each read times its gradient, minus each key times its own), as
-published kernels do: finite wherever those are, but at strong decay a noisy difference of large numbers. Between chunks
-there is no anchor: every exponent there is a sum of decays, hence <= 0.
+All compute the decay's gradient from running sums: each read times its gradient, minus each key times its own. Between
+chunks there is no anchor: every exponent there is a sum of decays, hence <= 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,8 @@ Reads = Callable[[Tensor, bool], Products]
 class Meeting(NamedTuple):
     """The operands of one product of queries and keys with decay between them; `law.limits` takes their sizes.
 
-    scaled, query, key: [B, H, N, C, K]; `scaled` is the query as in the scores, `query` as in the key's gradient.
+    scaled, query, key: [B, H, N, C, K]. `scaled` is the query as the scores multiply it, with the operator's scale if
+        they have one; `query` is the factor in the key's gradient.
     arriving: [B, H, N, C, C], the matrix that `Products.read` and `Products.written` multiply.
     """
 
@@ -82,8 +82,8 @@ class Chunks:
     """Base class: an operator in chunks. The constructor computes `outputs` (o and the final states) and the scores A;
     `backward` takes do [B, H, N, C, V] and returns the gradients by name.
 
-    names: the arguments in the operator's order; finals: the final states; chunked: the module of flakit's own form;
-        scale_power: the default scale is K to this power.
+    names: the arguments in the operator's order; finals: the final states; decay: the decay's argument, "w" or "g";
+        chunked: the module of flakit's own form; scale_power: the default scale is K to this power.
     reads: by the name of each tensor that reads with decay, whether it reads inclusively, after its token's decay;
         meets: the same for each entry of `meetings`, the operands of the products.
     """

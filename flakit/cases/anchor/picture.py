@@ -158,7 +158,7 @@ class Picture(Drawing):
             mark.update(full)
 
     def _point(self, name: str, rows: np.ndarray, x: float) -> None:
-        """Draw an arrow at x beside each true row, if they are at most `_FEW`: more are seen without arrows."""
+        """Place the arrows `name` at x, one beside each true row; none if more than `_FEW` rows are true."""
         few = np.flatnonzero(rows) if rows.sum() <= _FEW else []
         self._arrows[name].set_data(np.full(len(few), x), few)
 

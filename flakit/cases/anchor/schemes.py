@@ -20,14 +20,18 @@ from ..masking import MASKS
 @dataclass(frozen=True)
 class Scheme:
     """How a scheme anchors each tile of a chunk's score matrix. Anchor rows are counted from the block's first row.
-    Anchor row p means n = gi_p = ge_{p+1}, the cumulative decay after that row; that before it is anchor row p - 1."""
+    Anchor row p means n = gi_p = ge_{p+1}, the cumulative decay after that row; that before it is anchor row p - 1.
+
+    whole: the chunk is one block. left: anchor row of the tiles left of the diagonal; diagonal: that of the diagonal
+    tile, "middle", or None for exact differences of pairs. across: the first block reads its anchor in the chunk
+    before. dyadic: halves of halves, flakit's own form."""
 
     name: str
     label: str
-    whole: bool = False  # the chunk is one block
-    left: int = -1  # anchor of the tiles left of the diagonal
-    diagonal: int | str | None = None  # anchor of the diagonal tile; "middle"; None: exact differences, pair by pair
-    across: bool = False  # the row before the chunk's first one is read, from the chunk before
+    whole: bool = False
+    left: int = -1
+    diagonal: int | str | None = None
+    across: bool = False
     dyadic: bool = False
 
     @property
@@ -135,8 +139,8 @@ class Products:
         written(A, query)_j    = sum_i A_ij W_ij query_i        the key's gradient, likewise
 
     All tensors are [..., N chunks, C, *]; w [B, H, N, C, K] is the natural-log decay. dtype: storage dtype of the two
-    operands of each product; exponentials and sums are in w's dtype. Raises ValueError as `tiles` and `find_mask` do.
-    """
+    operands of each product; exponentials and sums are in w's dtype. scheme, chunk, block, row, mask: as in `run`.
+    Raises ValueError as `tiles` and `find_mask` do."""
 
     def __init__(
         self,

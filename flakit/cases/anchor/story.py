@@ -45,7 +45,7 @@ class Anchored(NamedTuple):
 @dataclass(frozen=True)
 class Shown(Measured):
     """The result of `show`: its rows and, for the channel and chunk with the largest exponent, the cumulative decays,
-    the exponents and weights of all pairs [outputs i, keys j], and the fraction of each tensor that is lost."""
+    the exponents and weights of all pairs [outputs i, keys j], and how much of each tensor is finite."""
 
     scheme: str
     inclusive: bool
@@ -57,6 +57,7 @@ class Shown(Measured):
     seen: Tensor
     """The cumulative decay of the reads: gi or, exclusive, ge; [C]."""
     as_read: list[Anchored]
+    """The anchored tiles of the scores with the anchor that the scheme takes."""
     as_meant: list[Anchored]
     """The tiles of `as_read` with the intended anchor, the row before the block."""
     alone: Tensor

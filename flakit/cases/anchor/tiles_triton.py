@@ -13,8 +13,8 @@ def load_anchor(
     gi, i_c, i_b, o_k, m_k,
     C: tl.constexpr, BC: tl.constexpr, K: tl.constexpr, ANCHOR: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Load a block's anchor: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N, C, K]. A row before
-    the chunk counts as 0; with ACROSS, the previous chunk's row is read."""
+    """Load the anchor of block i_b in chunk i_c: gi of the row ANCHOR tokens after the block's first, [BK], from gi [N,
+    C, K]; o_k, m_k: channels and their mask. A row before the chunk is 0, with ACROSS the previous chunk's row."""
     row = i_b * BC + ANCHOR
     if ACROSS:
         m_row = i_c * C + row >= 0
@@ -32,8 +32,7 @@ def scores_kernel(
     """Compute A_ij = (q_i e^{seen_i - n}) . (k_j e^{n - gi_j}) for rows i of a block and keys j of earlier blocks.
 
     n is the block's anchor. q, k, seen, gi [heads, N, C, K] float32; seen and gi are cumulative natural-log decays, up
-    to the read and up to the key. A [heads, N, C, C]. In registers: the block's reads [BC, BK], one block of keys at a
-    time.
+    to the read and up to the key. A [heads, N, C, C]. In registers: a block of reads and one of keys, [BC, BK].
     """
     i_b, i_c, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = i_h * N * C * K
@@ -98,10 +97,10 @@ def _launch(kernel, first: Tensor, key: Tensor, seen: Tensor, gi: Tensor, last: 
 
 
 def scores(query: Tensor, key: Tensor, seen: Tensor, gi: Tensor, block: int, anchor: int, across: bool) -> Tensor:
-    """Return `Products.scores` for pairs in different blocks only, [..., N, C, C] float32, zeros elsewhere."""
+    """Return `Products.scores` [..., N, C, C] for pairs in different blocks, else 0. anchor: of `load_anchor`."""
     return _launch(scores_kernel, query, key, seen, gi, 0, block, ANCHOR=anchor, ACROSS=across)
 
 
 def read(A: Tensor, key: Tensor, seen: Tensor, gi: Tensor, block: int, anchor: int, across: bool) -> Tensor:
-    """Return `Products.read` summed over pairs in different blocks only, [..., N, C, K] float32."""
+    """Return `Products.read` over pairs in different blocks, [..., N, C, K] float32. anchor: of `load_anchor`."""
     return _launch(read_kernel, A, key, seen, gi, key.shape[-1], block, ANCHOR=anchor, ACROSS=across)

@@ -153,7 +153,7 @@ def _first(seen: list[Operation]) -> str:
 
 def law(T: int, gate: float, *, op: str = "gsa", form: str = "chunk") -> str:
     """Predict what anomaly detection reports with the fault of `padding`, for T tokens of log decay `gate` <= 0:
-    "output n, ds" (or dk), n the gradient's position, or `NOTHING`."""
+    "output n, ds" (or dk), n the gradient's position, or `NOTHING`. form: one of `padding.FORMS`."""
     if -gate <= padding.law(T, form):
         return NOTHING
     name = padding.KEY_GRADIENT[op]
@@ -183,7 +183,7 @@ def show(
     form: Annotated[str, padding.FORMS] = "chunk",
 ) -> Shown:
     """Run an operator with the fault of `padding` under anomaly detection, for T tokens of log decay `gate` <= 0.
-    Return its report beside the prediction of `law`, and what is lost. form: one of `padding.FORMS`."""
+    Return its report beside the prediction of `law`, and what is NaN or infinite. form: one of `padding.FORMS`."""
     x, call = padding.inputs(T, gate, op=op, K=4, M=4), operator(op, padding.products(T, form))
     result = report(call, x)
     tensors = {"o": result.o} | {name: grad for name, grad in result.grads.items() if grad.ndim == 4}

@@ -1,4 +1,4 @@
-"""The picture of `anomaly`: each operation inside the node, the node's outputs by token, and which of them is named."""
+"""The picture of `anomaly`: each operation inside the node, its outputs by token, the one that PyTorch names."""
 
 import numpy as np
 

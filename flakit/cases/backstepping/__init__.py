@@ -144,7 +144,8 @@ def inputs(w: float, chunk: int = 16, op: str = "rwkv7", seed: int = 0) -> dict[
 
 
 def _off(x: Mapping[str, Tensor], forward: Sequence, op: str, chunk: int, rebuilt: str) -> Tensor:
-    """Return each row's error in the rebuilt S_{t-1}, [T, H, K], by the row's RMS norm; arguments as in `states`."""
+    """Return the error of each row of the rebuilt S_{t-1}, [T, H, K], relative to the RMS over tokens and heads of the
+    row's norm. Arguments as in `states`."""
     _, before = states(x, forward, op, chunk, rebuilt)
     true = torch.stack([f.state_before for f in forward], 1).double()
     size = true.square().sum(-1).mean((0, 1, 2)).sqrt()
@@ -158,7 +159,7 @@ def _by_steps(off: Tensor, chunk: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def onset(chunk: int = 16, op: str = "rwkv7", rebuilt: str = "by division", seed: int = 0) -> float:
-    """Measure the limit that `law` predicts, by bisection: |w| of the channel with the strongest decay."""
+    """Measure what `law` predicts: the largest |w| within bfloat16's rounding, in the channel that decays most."""
 
     def near(size: float) -> dict[str, bool]:
         x = inputs(-size, chunk, op, seed)
@@ -224,7 +225,7 @@ def _in_words(error: float) -> float | str:
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured rows on three decays, on the |w| at which each chunk length fails, on the cure."""
+    """Return predicted and measured errors at three decays and limits by chunk length, and both for "forward again"."""
     rows = [show(w=w).rows[1] for w in (-STRONGEST, -1.0, -1.5)]
     rows += [show(w=-STRONGEST, chunk=chunk, op=op).rows[0] for op in SUMS for chunk in (4, 8, 16, 32, 64)]
     return rows + show(rebuilt="forward again").rows

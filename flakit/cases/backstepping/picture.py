@@ -1,4 +1,4 @@
-"""The picture of `backstepping`: each rebuilt state row's error by token, and the same against the decay undone."""
+"""The picture of `backstepping`: each rebuilt state row's error, by token and against the log decay undone, n |w|."""
 
 import numpy as np
 

@@ -51,7 +51,8 @@ def run(truth: Tensor, ratio: Tensor, tolerance: float = TOLERANCE) -> Accepted:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, a tensor with its first elements zeroed, error measures by their number."""
+    """The result of `show`: its rows, the start of a tensor with the zeroed elements, and three error measures, ratio,
+    worst_row and worst, against the number of zeroed elements. size: number of elements of the full tensor."""
 
     tolerance: float
     size: int
@@ -65,12 +66,14 @@ class Shown(Measured):
     ratio: Tensor
     """|got - truth| / |truth| at each count, [points]."""
     worst_row: Tensor
+    """|got - truth| / |truth| of the first row at each count, [points]."""
     worst: Tensor
+    """The largest error of an element, relative to the tensor's RMS, at each count, [points]."""
 
 
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a random truth [size / 64, 64], its `ratios`, and the worst of its first n elements by its RMS, [size]."""
+    """Return a random truth [size / 64, 64], its `ratios`, and max |x| / RMS of its first n elements, [size]."""
     truth = torch.randn(size // 64, 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     flat = truth.flatten()
     return truth, ratios(flat), flat.abs().cummax(0).values / flat.square().mean().sqrt()
@@ -83,8 +86,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Measure which fraction of `size` normal numbers, in rows of 64, may be zero at a tolerated ratio of root mean
-    squares, beside the prediction of `law`, and whether other measures see it. Raises ValueError unless size is a
-    multiple of 64."""
+    squares, beside `law`, and whether other measures see it. Raises ValueError unless size is a multiple of 64."""
     if size % 64 or size < 64:
         raise ValueError(f"size: expected a multiple of 64, got {size}")
     truth, ratio, worst = _drawn(size, seed)

@@ -180,20 +180,20 @@ def step_at(x: float, digits: int = 8) -> float:
 
 
 class Repaired(NamedTuple):
-    """The initial state's gradient from bfloat16 products, beside that of a float32 recurrence: largest difference,
-    bfloat16's spacing there, largest |gradient|."""
+    """The initial state's gradient from bfloat16 products beside that of a float32 recurrence. worst: their largest
+    difference, both rounded to bfloat16; step: bfloat16's spacing at that element; largest: the largest |gradient|."""
 
-    worst: float  # largest difference of the two, both rounded to bfloat16
-    step: float  # distance between bfloat16 numbers at that element
-    largest: float  # |gradient|
+    worst: float
+    step: float
+    largest: float
 
 
 def repaired(*, T: int = 128, seed: int = 3) -> Repaired:
-    """Measure the error left after the repair, at the report's sizes with scale 1: bfloat16 operands, float32 sums.
+    """Measure the error of the initial state's gradient from bfloat16 operands and float32 sums, the one difference
+    reported after pull request #37 repaired the kernels. Sizes are the report's, the scale is 1.
 
     T: more tokens change nothing, since their gradients decay on the way to the start. seed: the largest gradient is
-        near 4, where the bfloat16 step changes from 2^-6 to 2^-5; the seed decides which step the largest difference
-        has.
+        near 4, where the bfloat16 step changes from 2^-6 to 2^-5; the seed decides which of them is measured.
     """
     x = {**inputs(T=T, seed=seed), "scale": 1.0}
     do = _arriving(x, seed)
@@ -295,7 +295,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured rows: the six differences, by the scale alone; each cause; the repair."""
+    """Return recorded, predicted and measured rows: the six reported differences, which the scale alone causes; the
+    `Ratio` with each cause of `switches`; and the difference of `repaired`."""
     x = inputs()
     one, default = (run(x, scale=scale) for scale in (1.0, None))
     share = 1 - 1 / law(x, scale=True)

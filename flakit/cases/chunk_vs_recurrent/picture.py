@@ -123,7 +123,7 @@ class Picture(Drawing):
 
 
 def _places(shown: Shown, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and column of the map's cell for every element of a tensor, by its size over the recurrent RMS."""
+    """Return the map cell (row, column) of each element: |chunk| and |recurrent|, relative to the latter's RMS."""
     size = shown.recurrent[name].double().square().mean().sqrt().item()
     return _BINS - 1 - _bin(shown.chunk[name] / size), _bin(shown.recurrent[name] / size)
 

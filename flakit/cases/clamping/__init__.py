@@ -2,12 +2,12 @@
 
 The weight exp(ge_i - gi_j) of a pair is computed as exp(ge_i - n) exp(n - gi_j), with both exponents clamped so that
 neither overflows; ge and gi are the exclusive and inclusive cumulative log decays, n is the anchor. As reported (sglang
-issue #39971): the fast path of a prefill collapses for strong decays. Recorded are errors of 0.57 at w = -8 and of 0.36
-for a mix of -12 and -0.01, without block and anchor. As measured: once two positions are beyond the bound on the same
-side of the anchor, their clamped exponents cancel, and the pair has weight exp(0) = 1, whatever the decay between them.
-With m positions beyond the bound, m (m - 1) / 2 pairs are read at full weight, although little but each token's read of
-the previous one should remain: an error near 1 at once. Results are finite and of the right magnitude, so no search for
-NaN detects it.
+issue #39971): the fast path of a prefill collapses for strong decays. Recorded are relative errors of 0.57 at w = -8,
+0.36 for a mix of -12 and -0.01, of an unknown block and anchor. As measured: once two positions are beyond the bound on
+the same side of the anchor, their clamped exponents cancel, and the pair has weight exp(0) = 1, whatever the decay
+between them. With m positions beyond the bound, m (m - 1) / 2 pairs are read at full weight, although little but each
+token's read of the previous one should remain: an error near 1 at once. Results are finite and of the right magnitude,
+so no search for NaN detects it.
 
 Tokens read before their decay, as in RWKV6; with `exclusive=False` after it, as in GSA, including their own key.
 """
@@ -69,8 +69,7 @@ def _before(w: Tensor) -> Tensor:
 
 def law(w: float, *, block: int = 16, anchor: int = 0, bound: float = BOUND, exclusive: bool = True) -> float:
     """Predict the relative L2 error of `scores` at a uniform log decay w <= 0, for random q and k, from all pairs'
-    weights. Only the cumulative decays at the tokens' reads matter: each key's exponent equals that of one of these
-    reads."""
+    weights. Only the cumulative decays at the tokens' reads matter: each key's exponent is one of theirs."""
     first = 0 if exclusive else 1
     exponents = [w * (place - anchor) for place in range(first, first + block)]
     clamped = [max(-bound, min(bound, x)) for x in exponents]

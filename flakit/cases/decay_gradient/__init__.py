@@ -53,8 +53,7 @@ ROUNDINGS = {"bfloat16": 8, "float16": 11, "tf32": 11, "float32": 24, "float64":
 
 PUBLISHED = {"chunk": {-8.0: 1.1, -20.0: 2e5, -50.0: 1.7e18}, "recurrent": {-8.0: 4e-3, -20.0: 550.0, -50.0: 6.6e15}}
 """Relative error of dw at a constant log decay in flash-linear-attention 0.6.0, float32 inputs, T = 256, measured
-against float64 on an H200. Its chunk kernels multiply in TF32, its recurrent ones in float32. `published` measures
-them again where they can run."""
+against float64 on an H200. Its chunk kernels multiply in TF32, its recurrent ones in float32."""
 
 
 def round_to(x: Tensor, rounding: str) -> Tensor:
@@ -152,7 +151,8 @@ def running_sums(inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:
 
 
 def published(device: str = "cuda") -> tuple[str, dict[str, dict[float, float]]]:
-    """Return (label, relative errors of dw as in `PUBLISHED`); measured here if fla and a GPU are, else recorded."""
+    """Return (label, flash-linear-attention's relative errors of dw by form and constant log decay): measured if it is
+    installed and there is a GPU, otherwise `PUBLISHED`. The label says which."""
     here = published_rwkv6()
     if here is None:
         return "recorded on an H200, flash-linear-attention 0.6.0", PUBLISHED
@@ -195,7 +195,7 @@ def law_for(w: Tensor, rounding: str = "bfloat16") -> float:
 
 
 def _noise_and_size(w: Tensor, rounding: str) -> tuple[Tensor, Tensor]:
-    """Predict the variances of "identity-rounded" dw's error and of dw, over scale^2 V, [B, T, H, K] float64."""
+    """Predict the variances of "identity-rounded" dw's error and of dw, divided by scale^2 V, [B, T, H, K]."""
     c, d = state_variances(w), gradient_variances(w, 0.0, 1.0)
     later = (c + d).flip(1).cumsum(1).flip(1) - c
     return 4.0 ** -ROUNDINGS[rounding] / 6 * later, (2 * w.double()).exp() * c * d
@@ -207,8 +207,7 @@ def errors(
     """Return the relative L2 error of dw by each of `FORMULAS`, against float64 from the same rounded inputs.
 
     decay: a profile of `flakit.inputs`, or one natural-log decay. rounding: the storage format of inputs, dr, dk and
-        dw; with tf32, which only dots read, dw stays float32. "identity-same-operands" is inf if a chunk of 64 decays
-        too much.
+        dw; with tf32, which only dots read, dw is float32. "identity-same-operands": inf if 64 tokens decay too much.
     """
     *_, exact, by_formula = _run(T, decay, rounding, seed)
     return {name: relative_l2(dw, exact) for name, dw in by_formula.items()}
@@ -260,7 +259,7 @@ def _rows(recorded: Mapping[str, float], setting: dict) -> list[Row]:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, the terms of dw for one channel by token, [T], and all formulas' errors."""
+    """The result of `show`: its rows, terms of dw for one channel by token, [T], errors, and `predictions` (laws)."""
 
     rounding: str
     read: Tensor
@@ -272,6 +271,7 @@ class Shown(Measured):
     rounded: Tensor
     """dw as the difference of the two sums."""
     direct: Tensor
+    """dw by the direct form, without subtraction."""
     noise: Tensor
     """The root-mean-square error of `rounded` by the law, [T]; NaN if there is no law."""
     errors: Mapping[str, float]

@@ -124,8 +124,7 @@ WITHIN = {"dk": 0.1, "dv": 0.1, "dw": 0.2}
 
 def within(inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the tolerance of `law`: `WITHIN`, or three standard deviations if few rows of the final state's gradient
-    dominate: with p_i the fraction of row i in the loss, a sum of squares has relative deviation sqrt(2 sum p_i^2), its
-    root half."""
+    dominate: a sum of squares with shares p_i has relative deviation sqrt(2 sum p_i^2), its root half of that."""
 
     def scatter(p: Tensor) -> float:
         return 3 * ((p / p.sum()).square().sum() / 2).sqrt().nan_to_num(0).item()
@@ -183,9 +182,9 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return each gradient's recorded, predicted and measured error. The report has 39-46% of dk, dv and dw for a loss
-    on both o and the state, without decay or length; "rwkv6-wide" over 104 tokens gives it. A loss on the state alone
-    loses all."""
+    """Return each gradient's recorded, predicted and measured error. The report loses 39-46% of dk, dv and dw for a
+    loss on o and the state, and names no decay or length; "rwkv6-wide" over 104 tokens gives it. A loss on the state
+    alone loses all."""
     x = make_inputs("rwkv6", T=104, H=16, K=32, decay="rwkv6-wide")
     both, state, predicted = errors(x), errors(x, on="state"), law(x)
     return [

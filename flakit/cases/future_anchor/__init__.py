@@ -3,9 +3,9 @@
 The anchor n of a block's scores, exp(g_i - n) exp(n - g_j) with cumulative log decays g, is the middle row of its C
 rows, or the last row of a partial block. As reported (flash-linear-attention issue #1240, pull request #1242): outputs
 before token P depend on gates from P on. As measured: n cancels in algebra but not in rounding, and for rows before the
-anchor's, n is a sum over future decays. If a decay at t >= P changes, outputs at t < P change in their last digits, by
-1.9e-6 on record. That happens whenever the changed token is not after the anchor's row and the outputs are before the
-token. An anchor at the block's first row, or a difference for each pair, leaks nothing.
+anchor's, n is a sum over future decays. If the decay at P changes and P is not after the anchor's row, outputs at t < P
+change in their last digits, in `show` by some 5e-7 of their root mean square. An anchor at the block's first row, or a
+difference for each pair, leaks nothing.
 
 The size is harmless. But causality can be tested to the bit, and is not: a prefix computed alone differs from the same
 prefix in a longer text, and a cache filled by one does not match the other.
@@ -33,8 +33,7 @@ def outputs(
     """Return o [T, V] of inclusive linear attention in one block of at most `block` rows, masked after the product.
 
     q, k, w: [T, K], w natural log <= 0; v: [T, V]. backend: "triton" computes the scores in a kernel, on a GPU or
-        interpreted, except for anchor "pair"; "torch" computes the same in PyTorch. Raises ValueError for an unknown
-        anchor, or too many rows.
+        interpreted, except for anchor "pair"; "torch" is PyTorch. Raises ValueError for other anchors or T > block.
     """
     one_of("anchor", anchor, ANCHORS)
     if len(w) > block:
@@ -76,7 +75,7 @@ class Shown(Measured):
     row: int | None
     """The anchor's row; None without an anchor."""
     w: tuple[Tensor, Tensor]
-    """Log decays before and after, [T, K]."""
+    """Natural-log decays before and after the change, [T, K]."""
     exponents: tuple[Tensor, Tensor]
     """g - n of every token [T, K]; 0 without an anchor."""
     own: tuple[Tensor, Tensor]
@@ -95,8 +94,8 @@ def show(
     block: Annotated[int, (8, 16, 32, 64)] = 16,
     seed: int = 0,
 ) -> Shown:
-    """Change the decays at token P, and compare law and measurement: do the outputs before P change? T: filled rows of
-    a block of `block` rows. anchor: one of `ANCHORS`. Raises ValueError unless 0 <= P < T <= block."""
+    """Lower the decays at token P by 0.37, and compare law and measurement: do the outputs before P change? T: filled
+    rows of a block of `block` rows. anchor: one of `ANCHORS`. Raises ValueError unless 0 <= P < T <= block."""
     if not 0 <= P < T:
         raise ValueError(f"P: expected a token 0 ... {T - 1}, got {P}")
     if T > block:

@@ -19,13 +19,11 @@ fails in no step, nor does softmax attention, which has no gates.
 The learning rate, `LEARNING_RATE`, is several times a usual one, and constant; nothing else speeds up the drift. At a
 quarter of it GSA's first failure comes after 2680 steps instead of some 200 (data/gate_drift.json), then the same
 happens. RWKV6 fails with three seeds of four. A wider GSA on the report's 3000 tokens at a rate of 0.002, on a GPU,
-first fails after some 3000 steps, soon in all; with the right kernel the same gates drift on, to three times the limit,
-without a failure (data/h200_gate_drift.json).
+first fails after some 3000 steps, soon in every step; with the right kernel the same gates drift on, to three times the
+limit, without a failure (data/h200_gate_drift.json).
 
 `text` has a run that ends in NaN: a small RWKV6 learns Python's own source at an ordinary rate, in a loop without a
-guard. Its decays drift in the same way. With chunks anchored at their start the loss is NaN after some 80 steps; with
-bug A after a thousand, from one token; with a right kernel it continues to fall (data/fatal_run.json). `resume`
-continues the run from the step before with any kernel; `fatal_batch` returns the operator's inputs in the fatal step.
+guard. Its decays drift in the same way; with a right kernel the loss continues to fall (data/fatal_run.json).
 """
 
 from .delay import KERNELS, LEARNING_RATE, PROJECTION, SIZE, attempts, drift, law, model, parts, reinitialised

@@ -41,8 +41,7 @@ T, SEQUENCES, VOCAB = 16, 16, 64
 
 
 class CausalLM(nn.Module):
-    """A language model with the interface of trainers: tokens and labels in, loss out. The labels are the tokens;
-    forward shifts them by one."""
+    """A language model as trainers call it: tokens and labels in, loss out. Labels are the tokens, not yet shifted."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
@@ -103,7 +102,7 @@ def sequences(steps: int = 1, *, seed: int = 0) -> Tensor:
 
 
 def takes_kwargs(model: nn.Module) -> bool:
-    """Return the trainer's verdict on a model: its `accepts_loss_kwargs`, else whether forward takes `**kwargs`."""
+    """Return whether the trainer lets the model divide: its `accepts_loss_kwargs`, else if it takes `**kwargs`."""
     if hasattr(model, "accepts_loss_kwargs"):
         return model.accepts_loss_kwargs
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())
@@ -143,8 +142,8 @@ def step(
     seed: int = 0,
     returned: list[float] | None = None,
 ):
-    """Return the first step of the experiment as a function for `check_gradient_accumulation`: accumulation -> (loss,
-    grads).
+    """Return the first optimizer step on `sequences` as a function for `check_gradient_accumulation`: accumulation ->
+    (loss, grads).
 
     loop: "trainer", the contract as in `trainer_step`, or "plain". returned: a list to which the loss that the model
         returns for each micro-batch is appended. Raises ValueError for another loop.
@@ -168,7 +167,7 @@ def step(
 
 
 class Trained(NamedTuple):
-    """One optimizer step: the reported loss, the true loss, and the gradient norm before clipping."""
+    """One optimizer step: the loss reported by the trainer, the mean loss of all targets, the norm before clipping."""
 
     reported: float
     loss: float

@@ -1,4 +1,5 @@
-"""The picture of `gradient_accumulation`: each micro-batch's loss, the trainer's sum, and other numbers of parts."""
+"""The picture of `gradient_accumulation`: each micro-batch's loss, the sum that the trainer reports,
+and the factors on loss and gradient for other numbers of micro-batches."""
 
 import math
 

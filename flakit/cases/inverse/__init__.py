@@ -18,8 +18,7 @@ infinite above alpha = (65504 / 3432)^{1/8} = 1.446 (C = 16, no decay), and the 
     blocks        the inverse of [[P, 0], [-Q, R]] is [[P', 0], [R' Q P', R']], from 1 x 1 up
     substitution  row i of the inverse = e_i + sum_{j<i} L_ij row j
 
-These two multiply only parts of the inverse and of L, so no intermediate is much larger than the result. flakit's RWKV7
-uses the blocks, in float32.
+These two multiply only parts of the inverse and of L: no intermediate is much larger. flakit uses blocks, in float32.
 """
 
 import functools
@@ -68,8 +67,7 @@ def matrix(alpha: float = 0.9, w: float = -1e-3, spread: float = 0.0, *, C: int 
     """Return the matrix L that `invert` takes, [C, C] float64, of C tokens with a = -k, b = alpha k and a uniform log
     decay w <= 0.
 
-    alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two. Raises ValueError for
-        values outside these ranges.
+    alpha: 0 … 1 in the model (a sigmoid), up to 2 with negative eigenvalues. C: a power of two. Else ValueError.
     """
     if not 0 <= alpha <= 2:
         raise ValueError(f"alpha: expected 0 … 2, got {alpha!r}")
@@ -257,8 +255,8 @@ def show(
     C: Annotated[int, (2, 4, 8, 16, 32, 64)] = 16,
     rounding: Annotated[str, LARGEST] = "float32",
 ) -> Shown:
-    """Invert I - L by each form for C keys that differ by `spread`. Return the errors, that of the product beside the
-    prediction of `law`, and the alpha from which the product overflows. w: natural-log decay <= 0."""
+    """Invert I - L by each form, with L from `matrix`. Return the errors, that of the product beside the prediction of
+    `law`, and the alpha from which the product overflows. w: natural-log decay <= 0. alpha, spread: as in `matrix`."""
     L = matrix(alpha, w, spread, C=C)
     measured, predicted, nan = errors(L, rounding), law(L, rounding), math.nan
     rows = [
@@ -296,7 +294,8 @@ def _end(what: str, C: int = 16, w: float = 0.0, rounding: str = "float16") -> R
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured errors: of the product by its law, of the blocks by their rounding."""
+    """Return recorded, predicted and measured errors by rounding: of the product form, predicted by `law`, and of the
+    blocks, whose prediction is the rounding of one operand."""
     L, rows = matrix(), []
     for rounding, recorded in RECORDED.items():
         error, unit = errors(L, rounding), 2.0 ** -ROUNDINGS[rounding]

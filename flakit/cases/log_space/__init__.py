@@ -52,14 +52,16 @@ def inputs(
 
 @dataclass(frozen=True)
 class Growth:
-    """How a recurrence grows: sizes of state and output over time, and each tensor's finite and NaN fraction."""
+    """How a recurrence grows. rows: the largest element of every row of S_t, [T, B H K]; state, output: the largest of
+    |S_t| and of |o_t|, [T]. finite, nan: the finite and the NaN fraction of o and each gradient. onset: the first t
+    with a non-finite state; None if there is none."""
 
-    rows: Tensor  # largest |S_t| of every row of every state, [T, B H K]
-    state: Tensor  # largest |S_t|
-    output: Tensor  # largest |o_t|
-    finite: Mapping[str, float]  # o and each gradient
-    nan: Mapping[str, float]  # the share that is NaN
-    onset: int | None  # first t with a non-finite state
+    rows: Tensor
+    state: Tensor
+    output: Tensor
+    finite: Mapping[str, float]
+    nan: Mapping[str, float]
+    onset: int | None
 
 
 def run(inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Growth:
@@ -167,8 +169,8 @@ def show(
     dtype: Annotated[str, DTYPES] = "float32",
     seed: int = 0,
 ) -> Shown:
-    """Run RWKV6 with w from the formula `FED[fed]`. Return the token at which the state overflows beside the prediction
-    of `law`, the finite fraction of each tensor, and whether flakit's operators refuse w."""
+    """Run RWKV6 with w = `FED[fed]`(x + bias), x normal. Return the token at which the state overflows beside the
+    prediction of `law`, the finite fraction of each tensor, and whether flakit's operators refuse w."""
     x, kind = inputs(fed, bias=bias, B=1, T=T, H=2, K=K, seed=seed), DTYPES[dtype]
     w, growth = x["w"], run(x, kind)
     rows = [

@@ -38,22 +38,23 @@ TENSORS = ("o", "dr", "dk", "dv", "dw")
 
 
 def weights(w: Tensor, mask: str = "where", *, exclusive: bool = True) -> Tensor:
-    """Return exp(ge_i - gi_j) for every pair of a chunk, w [..., C, K] -> [..., C, C, K], future keys masked by `mask`.
+    """Return the decay between every output i and key j of a chunk, w [..., C, K] -> [..., C, C, K], with future keys
+    masked as `mask` says, one of `MASKS`. gi is the running sum of w with the token's own, ge without it.
 
-    exclusive: the output reads before the state decays, so j < i, as in RWKV6. Otherwise after it, as in GSA: exp(gi_i
-        - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
+    exclusive: outputs read before the state decays, as in RWKV6: exp(ge_i - gi_j) for j < i. Otherwise after it, as in
+        GSA: exp(gi_i - gi_j) for j <= i; the masked exponents then span up to C - 1 tokens instead of C.
     """
     return _masked(_exponents(w, exclusive), one_of("mask", mask, MASKS), exclusive)[1]
 
 
 def _exponents(w: Tensor, exclusive: bool) -> Tensor:
-    """Return the log decay between every pair, w [..., C, K] -> [..., C, C, K]."""
+    """Return the exponents of `weights` before any mask, w [..., C, K] -> [..., C, C, K]."""
     gi = w.cumsum(-2)
     return (sum_before(w) if exclusive else gi)[..., :, None, :] - gi[..., None, :, :]
 
 
 def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """Return exp of all pairs' log decays [..., C, C, K], and the weights that the mask leaves of it, same shape."""
+    """Return exp(exponents) [..., C, C, K], for "before" of masked exponents, and the weights left by the mask."""
     C = exponents.shape[-2]
     past = torch.ones(C, C, dtype=torch.bool, device=exponents.device).tril(-1 if exclusive else 0)[..., None]
     if mask == "before":
@@ -65,7 +66,7 @@ def _masked(exponents: Tensor, mask: str, exclusive: bool) -> tuple[Tensor, Tens
 
 
 def run(inputs: Mapping[str, Tensor], mask: str = "where", *, exclusive: bool = True) -> dict[str, Tensor]:
-    """Run one chunk of linear attention with decay, and its gradients by automatic differentiation.
+    """Run one chunk of linear attention with decays as in `weights`, and its gradients by automatic differentiation.
 
     inputs: r, k, w [B, C, H, K] and v [B, C, H, V] as from `flakit.inputs("rwkv6", T=C)`; no bonus, scale 1. Returns o
         [B, C, H, V] and the gradients of o.sum(): dr, dk, dv, dw.
@@ -87,7 +88,7 @@ def law(
     exclusive: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Return the largest uniform |w| per token at which `tensor` is finite: ln(max) / n, inf if it cannot fail.
+    """Return the largest uniform |w| per token at which `tensor` is finite: ln(dtype's max) / n, inf if it cannot fail.
 
     n = chunk tokens between the first output and the last key, or chunk - 1 if outputs read after the decay. "where"
     makes dw alone non-finite; "multiply" and "none" all tensors (for "none", with operands of order 1).
@@ -98,7 +99,7 @@ def law(
 
 
 def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, tolerance: float = 1e-3) -> dict[str, float]:
-    """Measure what `law` predicts: for each tensor, the |w| from which it is non-finite; float32, operands ±1."""
+    """Measure what `law` predicts: by tensor, the |w| from which it is non-finite, in float32 with operands of ±1."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=-1.0)
     x |= {name: x[name].sign() for name in "rkv"}
 
@@ -111,22 +112,22 @@ def onset(mask: str = "where", *, chunk: int = 32, exclusive: bool = True, toler
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows and, for one channel of one chunk, exponents, weights and gradients of all pairs,
-    [C, C], a row per output, a column per key."""
+    """The result of `show`: its rows and, for one channel of one chunk, log decays (`exponents`), weights and gradients
+    of o.sum() for all pairs, [C, C], a row per output, a column per key."""
 
     exponents: Tensor
     made: Tensor
-    """The exponentials, of masked exponents if the mask comes before exp."""
+    """exp(exponents); of masked exponents if the mask comes before exp."""
     kept: Tensor
     """The weights after the mask."""
     arriving: Tensor
-    """The gradient of the exponentials, which passed back through the mask."""
+    """The gradient of `made`, as it arrives from `kept` through the mask."""
     gradient: Tensor
-    """The gradient of the exponents: `arriving` times `made`."""
+    """The gradient of `exponents`: `arriving` times `made`."""
     finite: Mapping[str, bool]
-    """Whether the output and each gradient are finite."""
+    """By name of `TENSORS`, whether all its values are finite."""
     exclusive: bool = True
-    """Whether the output reads before it decays."""
+    """Whether outputs read before the state decays."""
 
 
 def show(
@@ -137,7 +138,7 @@ def show(
     exclusive: bool = True,
 ) -> Shown:
     """Run one chunk at a uniform log decay w <= 0. Return rows on which tensors are finite and the |w| from which each
-    is not, beside the prediction of `law`, and the weights of all pairs. mask: of `MASKS`. Operands are ±1."""
+    is not, beside the prediction of `law`. Operands are ±1. mask: of `MASKS`. exclusive: as in `weights`."""
     x = make_inputs("rwkv6", T=chunk, H=1, K=1, decay=w)
     x |= {name: x[name].sign() for name in "rkv"}
     results = run(x, mask, exclusive=exclusive)
@@ -157,8 +158,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the recorded, predicted and measured |w| per token from which a tensor is NaN, by mask and tensor. The
-    report's masks are those that read after the decay."""
+    """Return the predicted and measured |w| per token from which o and dw are non-finite at C = 32, by mask. Recorded
+    numbers, those of the report, are for dw where outputs read after the decay."""
     thread = {("where", "dw"): 88.72 / 31, ("before", "dw"): math.inf}
     rows = []
     for exclusive, masks in ((True, MASKS), (False, ("where", "before"))):

@@ -64,7 +64,7 @@ class Shown(Measured):
     lost: Tensor
     """Pairs whose weight is wrongly 0, boolean."""
     off: Tensor
-    """The relative L2 error of each output, [C]; 0 if it is 0 and should be."""
+    """The relative L2 error of each output, [C]; 0 for an output that is rightly 0."""
     off_by: float
     """The relative L2 error of all outputs."""
 
@@ -93,5 +93,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured rows on chunks with no token, half of the tokens and all tokens without decay."""
+    """Return rows on lost pairs and output errors of chunks with none, half and all of their tokens without decay."""
     return [row for share in (0.0, 0.5, 1.0) for row in show(share=share).rows]

@@ -37,11 +37,10 @@ FAULTS = ("head 0's gate", "first rank's D", "none")
 
 
 def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, Tensor]:
-    """Return (factor, dN) of one slice of L tokens of RWKV6: the state's gradient D becomes factor * D + dN at its
-    start.
+    """Return (factor, dN) of a slice of L tokens of RWKV6: the state's gradient at its start is factor * D + dN.
 
-    factor [B, H, K, 1] is the slice's decay; dN [B, H, K, V] comes from its outputs, each of which reads the state
-    before its token. r, w, do: [B, L, H, K or V]; w natural log. wrong: the fault, head 0's decays for all heads.
+    D is that at its end; factor [B, H, K, 1], the slice's decay; dN [B, H, K, V], the part of its outputs, which read
+    the state before their tokens. r, w, do: [B, L, H, K or V]; w natural log. wrong: head 0's decays for all heads.
     """
     w = w[:, :, :1].expand_as(w) if wrong else w
     until = w.cumsum(1) - w
@@ -51,7 +50,7 @@ def pre_pass(r: Tensor, w: Tensor, do: Tensor, *, wrong: bool) -> tuple[Tensor, 
 
 def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read: float = 0.0) -> float:
     """Predict the relative L2 error of D, the state's gradient, if the tokens' contributions r do^T to it are
-    orthogonal and of equal size; 0 below rounding.
+    orthogonal and of equal size; 0 below rounding, and for the other faults, which leave D right.
 
     w: the head's log decay, uniform over tokens. behind: number of tokens in later slices; walked: number of tokens in
         its own slice that D has passed. read: the log decay that the pre-pass reads, head 0's. fault: one of `FAULTS`.
@@ -64,7 +63,7 @@ def law(w: float, behind: int, walked: int = 0, *, fault: str = FAULTS[0], read:
 
 
 def _squares(w: float, behind: int, walked: int, fault: str, read: float) -> tuple[float, float]:
-    """Return the squared norms of the state's gradient's error and of itself, with contributions of 1; see `law`."""
+    """Return the squared norms of the error of D and of D, if each token contributes a norm of 1; see `law`."""
     size = sum(math.exp(2 * w * d) for d in range(behind + walked))
     if fault != FAULTS[0]:
         return 0.0, size
@@ -84,17 +83,17 @@ class Shown(Measured):
     entering: Tensor
     """Relative error of D at the end of each rank's slice, [H, ranks]."""
     predicted: Tensor
-    """The prediction of `entering`."""
+    """The prediction of `entering`, [H, ranks]."""
     tokens: Tensor
     """Relative error of dv at each token, [H, T]; at the start of a slice D has passed all of its tokens."""
     law: Tensor
-    """The prediction of `tokens`."""
+    """The prediction of `tokens`, [H, T]."""
     outputs: float
-    """Relative error of o."""
+    """Relative error of o over all heads."""
     initial: float
-    """Relative error of the initial state's gradient."""
+    """Relative error of the initial state's gradient over all heads."""
     first: Tensor
-    """Relative error of the initial state's gradient by head, [H]."""
+    """The same by head, [H]."""
 
     @property
     def slice(self) -> int:
@@ -110,8 +109,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Run RWKV6 over 64 tokens in `ranks` slices with one of `FAULTS`. Return the errors of the state's gradient, dv, o
-    and the initial state's gradient beside the prediction of `law`. Head h of 4 has the log decay w (1 + h * spread).
-    """
+    and the initial state's gradient beside those of `law`. Head h of 4 has the log decay w (1 + h * spread)."""
     decays = w * (1 + spread * torch.arange(H, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     r, do, k = _asked(generator)
@@ -172,8 +170,8 @@ def show(
 
 
 def _asked(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw r and do [1, T, H, K], orthogonal along T, so that the tokens' contributions to the state's gradient do not
-    mix, and k, which gives the gradient of every token's v an equal share of each contribution."""
+    """Draw (r, do, k) [1, T, H, K]: r and do orthogonal along T, so that the tokens' contributions to the state's
+    gradient are, and k so that all contributions have equal weight in the dv of every token before them."""
     rows = torch.linalg.qr(torch.randn(2, H, T, K, generator=generator, dtype=torch.float64)).Q
     signs = torch.randn(H, T, T, generator=generator, dtype=torch.float64).sign()
     return tuple(x.transpose(0, 1)[None] for x in (*rows, signs @ rows[0]))
@@ -185,5 +183,5 @@ def _law(decays: Tensor, h: int, rank: int, ranks: int, fault: str, walked: int 
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured errors for each fault, and for none, over two and over eight ranks."""
+    """Return `show`'s rows, relative L2 errors of o, D and gradients, for each of `FAULTS` over two and eight ranks."""
     return [row for fault in FAULTS for ranks in (2, 8) for row in show(ranks=ranks, fault=fault).rows]

@@ -126,5 +126,5 @@ class Picture(Drawing):
 
 
 def _share(x: float) -> str:
-    """Format a relative error by `percent`; below 1e-4, the size of rounding, as 0%."""
+    """Format a relative error as a percentage; below 1e-4, which may be rounding, as 0%."""
     return percent(x) if x > 1e-4 else "0%"

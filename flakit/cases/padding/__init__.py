@@ -4,9 +4,9 @@ As reported (flash-linear-attention issue #77): GSA's gradients turn NaN as trai
 of the backward pass before all others; re-initialising the forget gate's projection cures it, and the exclusive sums of
 RWKV6 are to blame, GLA and GSA being inclusive and hence immune.
 As measured: that is another bug (`anchor`), which GSA indeed cannot have. This one is in the *padding*. The gradient of
-token j's key sums over later rows i of its chunk, sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}, where n is the cumulative
-gate at the last row of j's block. Rows beyond the end T of the sequence are loaded as zeros: x_i = 0, A_ij = 0, and
-gi_i = 0, as if there had been no decay. Then
+token j's key sums over later rows i of its chunk, sum_i A_ij (x_i e^{gi_i - n}) e^{n - gi_j}. A_ij is the gradient of
+the pair's score, x_i row i's query, gi the cumulative gate, and n, the anchor, its value at the last row of j's block
+of 16. Rows beyond the end T of the sequence are loaded as x_i = 0, A_ij = 0, and gi_i = 0, as without decay. Then
 
     x_i e^{gi_i - n} = 0 * e^{0 - n} = 0 * inf = NaN      as soon as n < -88.72,
 
@@ -100,8 +100,8 @@ def _check(op: str, form: str) -> None:
 
 
 def products(T: int, form: str = "chunk", **options) -> Callable[..., Products]:
-    """Return a function products(w, inclusive=…) that builds the `anchor.schemes.Products` of T tokens with padding as
-    `form` says, one of `FORMS`. options: backend, chunk and block as in `run`."""
+    """Return a function of w [B, H, N, C, K] and inclusive= that builds the `anchor.schemes.Products` of T tokens with
+    padding as `form` says, one of `FORMS`. options: backend, chunk and block as in `run`."""
     return partial(_Padded, T=T, form=form, **{"backend": "torch", **options})
 
 
@@ -114,10 +114,11 @@ def run(
     chunk: int = 64,
     block: int = 16,
 ) -> dict[str, Tensor]:
-    """Run GSA or RWKV6 forward and backward in float32, with the padding of the last chunk as in `FORMS`.
+    """Run GSA or RWKV6 forward and backward in float32, with the padding of the last chunk as `form` says, of `FORMS`.
 
-    inputs: as from `flakit.inputs(op, ...)`. backend: "torch", or "triton" for the key gradients' own kernel,
-        interpreted on a CPU under TRITON_INTERPRET=1. Raises ValueError for an unknown op or form.
+    inputs: as from `flakit.inputs(op, ...)`. chunk: tokens per chunk. block: tokens of a chunk with one anchor.
+    backend: "torch", or "triton" to compute what later blocks contribute to key gradients, where NaN arises, with
+        `kernel_triton`, on a GPU or under TRITON_INTERPRET=1. Raises ValueError for an unknown op or form.
     Returns `TENSORS[op]` of the `anchor` case; compare with `truth(op, inputs)`. The gate's gradient is summed over the
     whole sequence here, so a NaN reaches back to the first token; published kernels sum within each chunk.
     """
@@ -158,7 +159,7 @@ def anchors(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16) ->
 
 
 def law(T: int, form: str = "chunk", *, chunk: int = 64, block: int = 16, dtype: torch.dtype = torch.float32) -> float:
-    """Return the largest uniform |g| (natural log, per token) without NaN over T tokens: ln(max) / n, or inf.
+    """Return the largest uniform |g| (natural log, per token) without NaN over T tokens: ln(dtype's max) / n, or inf.
 
     n = min(T mod chunk, chunk - block) with form "chunk": 88.72 / 48 at T = 3000. Raises ValueError for T < 1.
 
@@ -208,7 +209,8 @@ def inputs(
 def onset(
     T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **options
 ) -> float:
-    """Measure what `law` predicts: the uniform |g| from which the key's gradient is non-finite; inf if none."""
+    """Measure what `law` predicts: the uniform |g| from which the key's gradient is non-finite, ± tolerance; inf if
+    none up to `highest`. options: backend, chunk and block as in `run`."""
     x = inputs(T, -1.0, op=op, K=4, M=4)
     decay, name = OPERATORS[op].decay, KEY_GRADIENT[op]
 
@@ -235,7 +237,7 @@ CLAMPS = {"gsa": -20.0, "rwkv6": -12.0}
 
 
 def bound(op: str = "gsa") -> float:
-    """Return the lowest log decay that the report's clamp allows: -2.5 for GSA, -12 for RWKV6."""
+    """Return the lowest log decay under the clamp that the report proposes (`CLAMPS`): -2.5 for GSA, -12 for RWKV6."""
     at = torch.tensor(CLAMPS[op], dtype=torch.float64)
     return (torch.nn.functional.logsigmoid(at) / 8).item() if op == "gsa" else at.item()
 
@@ -289,7 +291,7 @@ def tokens(lost: Tensor, first: int = 0) -> str:
 @dataclass(frozen=True)
 class Shown(Measured):
     """The result of `show`: its rows and, for the last chunk of a sequence, the gates as loaded, the exponents of each
-    row and the key's gradient [channels, tokens], and the limit of the gate by number of tokens."""
+    row and the key's gradient; and the |gate| at which NaN begins, by number of tokens."""
 
     op: str
     form: str
@@ -301,21 +303,19 @@ class Shown(Measured):
     """The cumulative gate of the first channel at each row, as loaded, [chunk]; NaN for rows that are not loaded."""
     block: int
     exponents: Tensor
-    """The largest exponent over channels, gi_i - n, of each row i at each key block's anchor, [blocks, chunk].
-
-    Above `LN_MAX` its exponential is infinite. NaN where no product is formed: for rows not later than the block, and
-    blocks without a token. -inf: a row that decays to zero.
-    """
+    """The largest exponent over channels, gi_i - n, of each row i at each key block's anchor, [blocks, chunk]: above
+    `LN_MAX` if its exponential is infinite, -inf for a row that decays to zero, NaN where no product is formed (for
+    rows not later than the block, and blocks without a token)."""
     gradient: Tensor
     """The key's gradient, [channels, real]; `right`: that of the right form."""
     right: Tensor
     finite: Mapping[str, bool]
-    """Whether the output and every gradient are finite."""
+    """By name, whether the output and every gradient are finite."""
     gate: float
     limits: list[float]
-    """The law for 1, 2, … rows with a token."""
+    """The |gate| of `law` if the last chunk has 1, 2, … `chunk` tokens."""
     onset: float
-    """The measured limit at this length."""
+    """The measured |gate| from which the gradient is NaN over T tokens."""
 
 
 def show(
@@ -329,7 +329,7 @@ def show(
     block: Annotated[int, (8, 16, 32)] = 16,
 ) -> Shown:
     """Run GSA or RWKV6 over T tokens with a uniform gate <= 0 (natural log). Return the tokens whose key gradient is
-    NaN and the |gate| from which it is, beside the predictions. form: of `FORMS`. uneven: as in `inputs`."""
+    NaN and the |gate| from which they are, beside the predictions. Arguments are as in `inputs` and `run`."""
     sizes = {"chunk": chunk, "block": block}
     x = inputs(T, gate, op=op, uneven=uneven)
     results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
@@ -361,8 +361,8 @@ def show(
 
 
 def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> list[Row]:
-    """Return rows on the report's clamp, applied to a gate below it: is the gradient finite, predicted and measured,
-    and the error of o that the clamp causes."""
+    """Return rows on the report's clamp (`bound`), applied to a gate of 4 times that: whether the key's gradient is
+    finite, predicted and measured, and the error of o that the clamp causes. sizes: chunk and block as in `run`."""
     at, gate = bound(op), 4 * bound(op)
     result = clamped(inputs(T, gate, op=op, K=4, M=4), at, form, op=op, **sizes)
     named, finite = "|f| < 20" if op == "gsa" else "|w| < 12", -at < law(T, form, **sizes)
@@ -373,7 +373,7 @@ def clamp_rows(T: int = 3000, form: str = "chunk", op: str = "gsa", **sizes) -> 
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured tokens with NaN key gradients, by length and gate; then clamps."""
+    """Return recorded, predicted and measured tokens with NaN key gradients, by length and gate; then `clamp_rows`."""
     rows = []
     for T, gates in RECORDED.items():
         for gate, recorded in gates.items():

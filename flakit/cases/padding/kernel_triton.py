@@ -1,4 +1,4 @@
-"""The kernel whose padding sends a NaN back. Its faulty and right forms differ in the value loaded beyond token T."""
+"""The kernel of `padding`'s key gradients. The faulty and the right form differ in the value loaded beyond token T."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ def key_grads_kernel(
     A, x, seen, gi, d, T,
     K: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """d_j = e^{n - gi_j} sum_i A_ij (x_i e^{seen_i - n}) over the rows i of later blocks of j's chunk.
+    """d_j = e^{n - gi_j} sum_i A_ij (x_i e^{seen_i - n}) over the rows i of later blocks of j's chunk; see `key_grads`.
 
     n = gi of the last token of j's block. A [B H, T, C], the others [B H, T, K]. In registers: d of one block, [BC,
     BK]. Beyond T a load gives 0, to A and x always, to `seen` unless FORM is "right", which gives -inf there.
@@ -49,11 +49,10 @@ def key_grads_kernel(
 
 @interpreted_alone()
 def key_grads(A: Tensor, x: Tensor, seen: Tensor, gi: Tensor, T: int, block: int, form: str) -> Tensor:
-    """Return the part of the key gradients that rows of later blocks contribute, [B, H, N, C, K] like x; beyond T it is
-    zero.
+    """Return what rows of later blocks contribute to the key gradients, [B, H, N, C, K] like x, and 0 beyond T.
 
-    A [B, H, N, C, C]: the gradient of each pair's score; x: the rows' factor; seen, gi: the cumulative log decay of
-    rows and keys in their chunk. The kernel gets the T tokens alone; form decides what it loads beyond them.
+    A [B, H, N, C, C]: the gradient of each pair's score; x: the rows' queries; seen: the cumulative log decay in the
+    chunk at each row's read; gi: at each key. The kernel gets T tokens alone; form decides what it loads beyond them.
     """
     B, H, N, C, K = x.shape
 

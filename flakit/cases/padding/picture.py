@@ -1,4 +1,4 @@
-"""The picture of `padding`: the last chunk's cumulative gates, its rows' factors, and the gradient that sums them."""
+"""The picture of `padding`: the last chunk's cumulative gates, e^(gi - n) of its rows by key block, key gradients."""
 
 import math
 

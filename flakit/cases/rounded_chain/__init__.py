@@ -34,8 +34,8 @@ STORED = 1.66e-3
 
 
 def _rounding() -> float:
-    """Return the RMS rounding error of a normal number of variance 1 (or any power of 4), in units of 2^-bits: in the
-    binade from 2^e it is 2^e / sqrt(3)."""
+    """Return the RMS error of rounding a normally distributed number of variance 1 (or any power of 4), in units of
+    2^-bits, for a significand of `bits` bits: between 2^e and 2^(e+1) it is 2^e / sqrt(3)."""
     below = [math.erf(2.0**e / math.sqrt(2)) for e in range(-20, 5)]
     return math.sqrt(sum((high - low) * 4.0**e / 3 for e, (low, high) in enumerate(pairwise(below), -20)))
 
@@ -56,7 +56,7 @@ def product(x: Tensor, y: Tensor, way: str) -> Tensor:
 
 
 def law(chunks: int, way: str = "TF32") -> float:
-    """Predict the relative L2 error of the product of `chunks` norm-preserving matrices, multiplied as `way` says.
+    """Predict the relative L2 error of a chain of `chunks` norm-preserving matrices, multiplied as in `product`.
 
     >>> round(law(33), 5), round(law(33, "bfloat16"), 4)
     (0.00166, 0.0133)
@@ -82,12 +82,12 @@ def transitions(chunks: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, and the error of the product of 2, 4, 8, … and of all transition matrices."""
+    """The result of `show`: its rows, and for the products of 2, 4, 8, … and of all transition matrices their number
+    (`chunks`), and their relative L2 error, measured (`errors`) and predicted (`law`)."""
 
     way: str
     chunks: tuple[int, ...]
     errors: tuple[float, ...]
-    """Relative L2 error of the product so far."""
     law: tuple[float, ...]
 
 
@@ -95,7 +95,7 @@ def show(
     *, chunks: Annotated[int, Range(2, 512, log=True)] = 128, way: Annotated[str, WAYS] = "TF32", seed: int = 0
 ) -> Shown:
     """Multiply the transition matrices of `chunks` chunks of 64 tokens without decay, products as `way` says, one of
-    `WAYS`. Return the error of the product beside the prediction of `law`."""
+    `WAYS`. Return the relative L2 error of the product beside the prediction of `law`."""
     true = got = torch.eye(K, dtype=torch.float64)
     counts, errors, laws = [], [], []
     for n, M in enumerate(transitions(chunks, seed), 1):
@@ -110,5 +110,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return the predicted and measured errors of 2, 32 and 512 chunks in each of `WAYS`."""
+    """Return the predicted and measured errors of the products of 2, 32 and 512 chunks in each of `WAYS`."""
     return [row for way in WAYS for chunks in (2, 32, 512) for row in show(chunks=chunks, way=way).rows]

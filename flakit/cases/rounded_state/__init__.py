@@ -28,16 +28,17 @@ WRITES = ("all equal", "at random")
 
 
 def written(T: int, writes: str = WRITES[0], seed: int = 0) -> Tensor:
-    """Draw what each of T tokens adds to a scalar state, [T]: 1, or a normal number. Raises ValueError for others."""
+    """Return what each of T tokens adds to a scalar state, [T]: 1 ("all equal") or a standard normal ("at random").
+    Raises ValueError for other `writes`."""
     one_of("writes", writes, WRITES)
     generator = torch.Generator().manual_seed(seed)
     return torch.ones(T) if writes == WRITES[0] else torch.randn(T, generator=generator)
 
 
 def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
-    """Return the state after each token, [T] float32, without decay and with keys of 1: the running sum of the writes.
+    """Return the state after each token, [T] float32, without decay and with keys of 1: the running sum of v [T].
 
-    v: the writes, [T]. dtype: name of the state's dtype. between: round to it after every token, else only at the end.
+    dtype: name of the state's dtype. between: round to it after every token, else only each returned state.
     """
     kind = getattr(torch, dtype)
     if not between:
@@ -50,7 +51,7 @@ def run(v: Tensor, dtype: str, *, between: bool = True) -> Tensor:
 
 
 def law(tokens: int, dtype: str, between: bool = True) -> float:
-    """Predict the state after `tokens` writes of 1: with rounding between tokens it stops at 2^p.
+    """Predict the state after `tokens` writes of 1: if rounded between tokens it stops at 2^p, p = `BITS[dtype]`.
 
     >>> law(1000, "bfloat16"), law(1000, "float16"), law(1000, "bfloat16", between=False)
     (256.0, 1000.0, 1000.0)
@@ -59,14 +60,14 @@ def law(tokens: int, dtype: str, between: bool = True) -> float:
 
 
 def spread(true: Tensor, dtype: str, between: bool = True) -> float:
-    """Predict the last state's RMS error if each of `true` [T] is rounded, relative to the largest of them."""
+    """Predict the RMS error of the last of the states `true` [T], rounded as in `run`, relative to the largest one."""
     rounded = true if between else true[-1:]
     return (rounding_error(getattr(torch, dtype)) * rounded.norm() / true.abs().max()).item()
 
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, and the state after each token, rounded and in float64, [T] each."""
+    """The result of `show`: its rows and arguments, and the state after each token, rounded and exact, float64 [T]."""
 
     rounded: Tensor
     true: Tensor
@@ -74,11 +75,11 @@ class Shown(Measured):
     writes: str
     between: bool
     lost: float
-    """The error of the last state, relative to the largest state."""
+    """The absolute error of the last state, relative to the largest |state| in float64."""
 
     @property
     def stopped(self) -> int | None:
-        """The first token whose write leaves the state as it is; None for random writes, or if between is False."""
+        """Index of the first token whose write does not change the state; None for random writes or no `between`."""
         steps = torch.diff(self.rounded, prepend=self.rounded.new_zeros(1))
         at = (steps == 0).nonzero()
         return int(at[0]) if self.writes == WRITES[0] and self.between and len(at) else None
@@ -93,7 +94,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Add one write per token to a state without decay. Return the last state beside the prediction of `law`, or for
-    random writes whether its error is that of the roundings. writes, between: as in `written` and `run`."""
+    random writes whether its error is within 4 times `spread`. writes, between: as in `written` and `run`."""
     v = written(tokens, writes, seed)
     rounded, true = run(v, dtype, between=between).double(), v.double().cumsum(0)
     lost = ((rounded[-1] - true[-1]).abs() / true.abs().max()).item()

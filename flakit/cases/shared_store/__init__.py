@@ -28,7 +28,8 @@ SIZES = (16, 32, 64, 128)
 
 
 def shares(V: int, block: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Return the outputs and gradients of RWKV6 that each program computes, from its block of v's columns alone."""
+    """Return for each program, which has `block` columns of v, the outputs and gradients of RWKV6 from those columns
+    alone, by name; gradients in `SHARED` are partial sums."""
     x = inputs("rwkv6", T=T, H=1, K=K, V=V, decay=-0.3, seed=seed)
     do, _ = cotangents("rwkv6", x, grad_seed=seed)
     partial = []
@@ -53,7 +54,7 @@ def law(V: int, block: int) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, one gradient as stored and as it should be, [T, K] each, and all errors."""
+    """The result of `show`: its rows, one gradient, stored and true, [T, K], and the relative L2 errors of `SHARED`."""
 
     stored: Tensor
     true: Tensor
@@ -75,8 +76,8 @@ def show(
     summed: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Compute RWKV6 in V / block programs, one per block of v's columns. Return the error of one gradient if the last
-    partial sum remains beside the prediction of `law`. summed: True for the cure, all partial sums added."""
+    """Compute RWKV6 in V / block programs, each of a block of v's columns. Return the relative L2 error of `tensor` if
+    the last partial sum remains, beside the prediction of `law`. summed: True for the cure, all partial sums added."""
     parts = shares(V, block, seed)
     true = {name: sum(part[name].double() for part in parts) for name in SHARED}
     stored = true if summed else {name: parts[-1][name].double() for name in SHARED}

@@ -53,7 +53,7 @@ all sequences cut in two."""
 
 
 def layout(offsets: Tensor, name: str) -> Tensor:
-    """Return the same offsets [N + 1] in one of `LAYOUTS` in memory. Raises ValueError for an unknown one."""
+    """Copy offsets [N + 1] to one of the memory layouts of `LAYOUTS`. Raises ValueError for an unknown one."""
     return LAYOUTS[one_of("layout", name, LAYOUTS)](offsets)
 
 
@@ -64,7 +64,7 @@ def offsets(sequences: int = 5, length: int = 20, *, device: str = "cpu", seed: 
 
 
 def inputs(T: int, *, H: int = 2, K: int = 8, V: int = 8, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
-    """Draw RWKV6 inputs of T packed tokens, B = 1, with weak decay and a bonus of 0, which ignores the state."""
+    """Draw RWKV6 inputs of T packed tokens, B = 1, decay `DECAY`, and u = 0, so that o comes from the state alone."""
     tensors = make_inputs("rwkv6", T=T, H=H, K=K, V=V, decay=DECAY, device=device, seed=seed)
     return tensors | {"u": torch.zeros_like(tensors["u"])}
 
@@ -74,7 +74,7 @@ def run(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, back
 
     inputs: as from `inputs`. offsets: [N + 1], 0 … T, of any stride. raw: the fault, read consecutive numbers in
         memory; False respects the stride. Numbers above T count as T.
-    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for the same in PyTorch.
+    backend: "triton" for the kernel, on a GPU or interpreted; "torch" for the same in PyTorch; None as in operators.
     """
     x = {name: inputs[name].detach().float() for name in ("r", "k", "v", "w", "u")}
     out = torch.full_like(x["v"], torch.nan)
@@ -97,19 +97,20 @@ def truth(inputs: Mapping[str, Tensor], offsets: Tensor) -> Tensor:
 
 
 def _alone(x: Mapping[str, Tensor], begin: int, end: int) -> Tensor:
-    """Return o of the tokens begin … end - 1, [1, end - begin, H, V], from an empty state."""
+    """Return o of RWKV6 from the tokens begin … end - 1 of x alone, [1, end - begin, H, V], without initial state."""
     return reference.forward(**{name: y if name == "u" else y[:, begin:end] for name, y in x.items()})[0]
 
 
 class Share(NamedTuple):
-    """The fractions of tokens with a wrong output, and of tokens that no program computes."""
+    """The fractions of tokens with a wrong or no output, and of those that no program computes, 0 to 1."""
 
     wrong: float
     missing: float
 
 
 def in_memory(offsets: Sequence[int], name: str) -> list[int]:
-    """Return the first N + 1 numbers in memory, for N + 1 offsets in a layout. Raises ValueError for an unknown one."""
+    """Return what a kernel reads with stride 1 in the place of N + 1 offsets, copied to the layout `name` of `LAYOUTS`.
+    Raises ValueError for an unknown one."""
     layout(torch.zeros(2, dtype=torch.int64), name)
     if name == "contiguous":
         return list(offsets)
@@ -139,7 +140,7 @@ def law(offsets: Sequence[int], read: Sequence[int]) -> Share:
 
 
 def measured(inputs: Mapping[str, Tensor], offsets: Tensor, *, raw: bool = True, backend: str | None = None) -> Share:
-    """Measure what `law` predicts: compare the outputs of `run` with the truth by token."""
+    """Measure `law`: a token is wrong if o of `run` is off by more than 1e-4 of the RMS of o, or is never written."""
     return _share(_errors(inputs, offsets, raw, backend))
 
 
@@ -160,14 +161,14 @@ def _wrong(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, the memory around the offsets, what the kernel reads, each token's error."""
+    """The result of `show`: its rows, the memory with the offsets, what the kernel reads, and each token's error."""
 
     memory: list[int]
     """The numbers in memory from the first offset to the last."""
     stride: int
-    """The stride of the offsets."""
+    """The stride of the offsets in `memory`."""
     step: int
-    """The stride that the kernel uses."""
+    """The stride at which the kernel reads: 1 with the fault."""
     errors: Tensor
     """The error of each token's output, [T], in units of the output's RMS; NaN if no program wrote it."""
     wrong: Tensor
@@ -210,7 +211,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured fractions of wrong and missing tokens by layout, last for the report's table."""
+    """Return predicted and measured fractions of wrong and missing tokens by layout, with the stride respected, and for
+    the report's offsets, the first column of [[0, 9], [5, 9], [20, 9]]."""
     device, backend = kernel_place()
     tried = [(name, True) for name in LAYOUTS] + [("column of (begin, end)", False)]
     rows = [row for name, raw in tried for row in show(layout=name, raw=raw, length=20).rows]

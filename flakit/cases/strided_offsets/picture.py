@@ -159,7 +159,7 @@ class Picture(Drawing):
 
 
 def _th(place: int, step: int, N: int) -> int | None:
-    """Return which of N + 1 offsets with stride `step` is at this index of the memory, or None."""
+    """Return n if the n-th of N + 1 offsets with stride `step` is at index `place` of the memory, else None."""
     return place // step if place % step == 0 and place // step <= N else None
 
 

@@ -140,7 +140,7 @@ class Picture(Drawing):
 
 
 def _right(shown: Shown) -> np.ndarray:
-    """Return which rows [T, H] a kernel reads from their own place, boolean."""
+    """Return for which rows [T, H] a kernel that assumes contiguous memory reads the right row, boolean."""
     return ((shown.read == shown.meant) & ~shown.neighbour).numpy()
 
 

@@ -60,10 +60,10 @@ class DoesNotCompile(ValueError):
 
 
 class Run(NamedTuple):
-    """The initial state as the kernel loaded it, and the gradient dr computed from it."""
+    """The initial state as the kernel loaded it, `seen` [B, H, K, V], and dr [B, T, H, K] computed from it."""
 
-    seen: Tensor  # [B, H, K, V]
-    dr: Tensor  # [B, T, H, K]
+    seen: Tensor
+    dr: Tensor
 
 
 def run(
@@ -115,8 +115,8 @@ def tiles(K: int, V: int, BK: int = 32, BV: int = 32, *, transposed: bool = True
 def law(K: int | Tensor, V: int | Tensor, BK: int = 32, BV: int = 32) -> int | Tensor | None:
     """Predict the number of wrong entries of a state [K, V]; None if the faulty kernel does not compile.
 
-    With n full tiles and r entries in the partial tile along each axis: each partial tile at an edge misses r (B - r)
-    entries, the one in the corner min(r_K, r_V) |r_K - r_V|. K and V may be tensors that broadcast.
+    With n full tiles of side B and r entries in a partial tile along each axis: each partial tile at an edge misses
+    r (B - r) entries, the one in the corner min(r_K, r_V) |r_K - r_V|. K and V may be tensors that broadcast.
 
     >>> law(100, 120), law(40, 64), law(64, 64), law(100, 120, 16, 64)
     (992, 384, 0, None)
@@ -185,7 +185,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, a state [K, V], true and as the kernel loads it, and the law at other sizes."""
+    """The result of `show`: its rows, the state, true and as loaded, and `law` at all sizes up to `MOST`."""
 
     tile: tuple[int, int]
     """BK, BV."""
@@ -195,9 +195,9 @@ class Shown(Measured):
     seen: Tensor | None
     """The state as the kernel loads it, [K, V]; None if it does not compile."""
     mask: Tensor | None
-    """The entries that the mask keeps, over whole tiles, including entries beyond K and V."""
+    """`tiles(K, V, BK, BV)`: the entries that the mask keeps; None like `seen`."""
     counts: Tensor | None
-    """The law at every size from K, V = 1 to `MOST`, [MOST, MOST]; None if the kernel does not compile."""
+    """`law` for K, V = 1 … `MOST`, [MOST, MOST], zeros for the right mask; None if the kernel does not compile."""
     dr: float
     """Relative L2 error of the first token's dr."""
 
@@ -210,8 +210,8 @@ def show(
     BV: Annotated[int, (16, 32, 64, 128)] = 32,
     transposed: bool = True,
 ) -> Shown:
-    """Load a random state [K, V] in tiles BK x BV, with the kernel if this process can run it. Return the number of
-    wrong entries beside the prediction of `law`, and the error of dr. transposed: the fault."""
+    """Load a random initial state [K, V] in tiles [BV, BK], with the Triton kernel if this process can run it, else in
+    PyTorch. Return the number of wrong entries beside that of `law`, and the error of dr. transposed: the fault."""
     (device, backend), x, tile = kernel_place(), inputs(K, V, T=1), (BK, BV)
     state, predicted = x["initial_state"][0, 0], law(K, V, BK, BV) if transposed else 0
     what, refused = f"K, V = {K}, {V} in tiles {BK} x {BV}: wrong entries", "does not compile"

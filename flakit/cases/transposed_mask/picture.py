@@ -170,7 +170,7 @@ class Picture(Drawing):
         return WORDS.say("entry", k=k, v=v, seen=seen, mirror=mirror)
 
     def beside(self, shown: Shown, cell: Cell) -> list[tuple[str, int, int]]:
-        """Return, to be marked beside the cell, the entry that the transposed mask tests for it."""
+        """Return (map, row, column) of the entry that the transposed mask tests in place of this cell, if any."""
         if cell.map != "state" or shown.seen is None or not shown.transposed:
             return []
         return [("state", *_mirror(shown, cell))]

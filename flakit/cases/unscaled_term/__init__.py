@@ -40,7 +40,7 @@ def pull(logits: Tensor) -> Tensor:
 
 
 class Wrapped(torch.autograd.Function):
-    """Identity of the loss; its backward adds `pull(logits)` to the logits' gradient, unscaled if `ignores`."""
+    """Identity of the loss. backward also returns `pull(logits)`, times the incoming gradient unless `ignores`."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, logits: Tensor, ignores: bool) -> Tensor:
@@ -55,7 +55,8 @@ class Wrapped(torch.autograd.Function):
 
 
 def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
-    """Return the loss with RWKV's penalty on large logits [..., V]. Raises ValueError unless way is one of `WAYS`."""
+    """Return the loss with RWKV's penalty on large logits [..., V], implemented as `way` says. Raises ValueError unless
+    it is one of `WAYS`: `Wrapped` without and with the incoming gradient, or added to the loss."""
     one_of("way", way, WAYS)
     if way == WAYS[2]:
         return loss + FACTOR / 2 * logits.amax(-1).square().mean()
@@ -63,7 +64,7 @@ def with_term(loss: Tensor, logits: Tensor, way: str = WAYS[0]) -> Tensor:
 
 
 def law(scale: float, way: str = WAYS[0]) -> float:
-    """Predict which fraction of the penalty's gradient remains if the loss is multiplied by `scale`; way: of `WAYS`.
+    """Predict which fraction of the penalty's gradient remains in `show`, which multiplies the loss by `scale`.
 
     >>> law(1.0), law(1 / 8), law(65536.0, "multiplies by what arrives")
     (1.0, 8.0, 1.0)
@@ -73,7 +74,7 @@ def law(scale: float, way: str = WAYS[0]) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows and, for each token's largest logit, [T], the parts of its gradient."""
+    """The result of `show`: its rows and, [T] each, every token's largest logit and the parts of its gradient."""
 
     largest: Tensor
     alone: Tensor
@@ -81,7 +82,7 @@ class Shown(Measured):
     wanted: Tensor
     """The right gradient of the term."""
     got: Tensor
-    """The actual gradient of the term."""
+    """The actual gradient of the term, after the division by `scale`."""
     scale: float
     left: float
     """The fraction of the term that remains."""

@@ -38,9 +38,8 @@ def written(tokens: int, seed: int = 0) -> Tensor:
 def run(
     dk: Tensor, padding: int, memory: str = "NaN", times: float = 1.0, *, zeroed: bool = False, seed: int = 0
 ) -> Tensor:
-    """Return dk with padding rows, [tokens + padding, CHANNELS], which hold the memory's previous contents. memory: one
-    of `MEMORY`. times: the earlier tensor's RMS relative to dk's. zeroed: the cure. Raises ValueError for another
-    memory."""
+    """Return dk followed by unwritten padding rows, [tokens + padding, CHANNELS]. memory: what those hold, of `MEMORY`;
+    ValueError for others. times: the earlier tensor's RMS relative to dk's. zeroed: True for 0 in those rows."""
     one_of("memory", memory, MEMORY)
     behind = torch.zeros(padding, CHANNELS)
     if memory == "NaN":
@@ -74,7 +73,7 @@ def law(tokens: int, padding: int, memory: str = "NaN", times: float = 1.0) -> f
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, dk with padding rows, and the weight's gradient from it, computed and true."""
+    """The result of `show`: its rows, dk with padding rows, and the weight's gradient dW = x^T dk, actual and true."""
 
     dk: Tensor
     """[rows, CHANNELS]"""
@@ -103,7 +102,7 @@ def show(
     seed: int = 0,
 ) -> Shown:
     """Return the error of a weight's gradient dW beside the prediction of `law`, for packed sequences with rows of
-    padding. memory: of `MEMORY`, what the padding holds. times: as in `run`. zeroed: the cure."""
+    padding. memory, times, zeroed: as in `run`."""
     dk = written(tokens, seed)
     back = run(dk, padding, memory, times, zeroed=zeroed, seed=seed)
     right = torch.cat((dk, torch.zeros(padding, CHANNELS)))
@@ -115,7 +114,8 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured errors of a weight's gradient by the memory's contents, and with the cure."""
+    """Return predicted and measured relative L2 errors of dW: with each of `MEMORY` in the padding rows, with more rows
+    or larger contents, and with the padding rows zeroed."""
     rows = [row for memory in MEMORY for row in show(memory=memory).rows]
     for tokens, padding, times in ((400, 112, 1.0), (100, 28, 100.0)):
         rows += show(tokens=tokens, padding=padding, times=times).rows

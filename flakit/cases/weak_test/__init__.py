@@ -2,16 +2,16 @@
 
 The usual practice: the operator is tested against a reference, on random inputs, with a tolerance. As measured: a test
 of RWKV7 in flash-linear-attention uses log decays w uniform in [-8, -6], e^-7 per token. Only the delta rule itself
-carries anything over to the next token. An implementation that forgets everything older than two tokens has an error of
-8e-4 in o, far below the tolerance of 0.005. With the model's decays its error is 40%.
+carries anything over to the next token. An implementation that reads a token and the two before it alone has a relative
+L2 error of 8e-4 in o, far below the tolerance of 0.005. With the model's decays its error is 40%.
 
 The law: apart from the decay, b (a^T S) carries a token over, once per step. With a of length 1 and b = -a sigmoid(x)
-each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. So the error of keeping m tokens is that to the power
-m.
+each step leaves sqrt(E[sigmoid(x)^2] / K) of it, 0.1 for K = 32. An operator that reads m tokens omits what is m steps
+old, so its error is that number to the power m.
 
-An operator that resets its state every 64 tokens resembles one that loses a chunk's state. An error of 39% is on
-record, without its decays; `reset_law` gives 13% with the model's formula and random x, 50 to 60% with the slow decays
-of a fresh model, and 1% with the test's.
+An operator that resets its state every 64 tokens resembles one that loses a chunk's state. Its recorded error is 39%,
+at decays that were not recorded. `reset_law` gives 13% with decays by the model's formula of random x, 50 to 60% with
+the slow decays of a fresh model, and 1% with decays in [-8, -6].
 """
 
 import math
@@ -36,7 +36,7 @@ SIGMOID_SQUARED = 0.2934
 
 
 def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int = 0) -> dict[str, Tensor]:
-    """Draw RWKV7 inputs, float64, B = 1. fast: log decays as in that test, uniform in [-8, -6], else RWKV7's own."""
+    """Draw RWKV7 inputs, float64, B = 1. fast: log decays uniform in [-8, -6], else by RWKV7's formula of random x."""
     decay = None
     if fast:
         decay = torch.from_numpy(np.random.default_rng([seed, 1000]).uniform(-8, -6, (1, T, H, K)))
@@ -44,7 +44,7 @@ def inputs(*, fast: bool = True, T: int = 64, H: int = 2, K: int = 32, seed: int
 
 
 def forgetful(inputs: Mapping[str, Tensor], keep: int = 3) -> Tensor:
-    """Return o [B, T, H, V] of RWKV7 from the last `keep` tokens alone; raises ValueError for keep < 1."""
+    """Return o [B, T, H, V] of RWKV7, each from its own and the keep - 1 tokens before. ValueError for keep < 1."""
     if keep < 1:
         raise ValueError(f"keep: expected at least 1 token, got {keep}")
     B, T = inputs["r"].shape[:2]
@@ -60,7 +60,7 @@ def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor
     """Return each output's contribution from 0, 1, 2, … steps back, [B, T - steps, H, V] each, for t >= steps.
 
     o_t is a sum of the values v_j, each times r_t^T A_t ... A_{j+1} k_j with A = diag(e^w) + b a^T, computed from t
-    back to j. A `forgetful` operator has only the first of these. tokens: the largest length of the list.
+    back to j. A `forgetful` operator has only the first `keep` of these. tokens: the largest length of the list.
     """
     x, parts = inputs["r"], []
     for _ in range(min(tokens, x.shape[1])):
@@ -71,7 +71,7 @@ def contributions(inputs: Mapping[str, Tensor], tokens: int = 24) -> list[Tensor
 
 
 def law(keep: int = 3, K: int = 32) -> float:
-    """Predict the relative L2 error of o from `forgetful`, if the decays leave nothing of older tokens."""
+    """Predict the relative L2 error of `forgetful`, (E[sigmoid(x)^2] / K)^(keep / 2), if decays leave nothing."""
     return (SIGMOID_SQUARED / K) ** (keep / 2)
 
 
@@ -107,8 +107,8 @@ def reset_law(w: Tensor, every: int = 64) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows and, each for the test's fast decays and for RWKV7's own, the contributions to o
-    by distance and the error of o from `forgetful`."""
+    """The result of `show`: its rows and, for the test's fast decays and for RWKV7's own in this order, the size of
+    contributions to o by distance and the error of o from `forgetful`."""
 
     keep: int
     seen: tuple[Tensor, Tensor]
@@ -134,9 +134,8 @@ def show(
     T: Annotated[int, Range(64, 512, 16)] = 256,
     seed: int = 0,
 ) -> Shown:
-    """Compare RWKV7 with an operator that sees the last `keep` tokens alone. Return the latter's error with the test's
-    fast decays beside the prediction of `law`, its error with RWKV7's own, and whether a tolerance of 0.005 accepts it.
-    """
+    """Compare RWKV7 with `forgetful`. Return the latter's relative L2 error with the test's fast decays beside the
+    prediction of `law`, its error with RWKV7's own, and for each whether a tolerance of 0.005 accepts it."""
     x, o, seen = _drawn(K, T, seed)
     fast, real = (relative_l2(got, true) for got, true in zip(forgetful(x, keep), o, strict=True))
     predicted = law(keep, K)
@@ -152,8 +151,7 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return recorded, predicted and measured errors of operators that forget old tokens or reset their state, and
-    whether the test accepts them."""
+    """Return `show`'s rows for keep = 1, 2 and 3, and rows on `resetting` with two kinds of slow decays."""
     rows = [row for keep in (1, 2, 3) for row in show(keep=keep).rows]
     for label, decay, recorded in (("the model's", "rwkv7", 0.39), ("a fresh model's", "rwkv6-init", math.nan)):
         x = make_inputs("rwkv7", T=256, K=32, decay=decay, dtype=torch.float64)

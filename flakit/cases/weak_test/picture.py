@@ -1,4 +1,4 @@
-"""The picture of `weak_test`: contributions to an output by distance, for both decays, read and forgotten ones."""
+"""The picture of `weak_test`: contributions to o by distance, for fast and RWKV7's own decays; forgotten: hatched."""
 
 import numpy as np
 

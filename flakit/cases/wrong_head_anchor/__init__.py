@@ -23,14 +23,14 @@ from ..laws import LN_MAX, Measured, Row, kernel_place, search
 
 
 def anchor(g: Tensor, *, wrong: bool = True) -> Tensor:
-    """Return each head's anchor row, [H, K], of cumulative log decays g [block, H, K]; with `wrong` the faulty one."""
+    """Return each head's anchor [H, K], the middle row of log decays g [block, H, K]; wrong: what is read instead."""
     block, H, K = g.shape
     middle = block // 2
     return g.view(-1, K)[middle : middle + H] if wrong else g[middle]
 
 
 def scores(q: Tensor, k: Tensor, w: Tensor, *, wrong: bool = True, backend: str = "torch") -> Tensor:
-    """Return A [H, block, block] of inclusive linear attention in one block; q, k, w [block, H, K], w natural log.
+    """Return A [H, block, block], the scores of pairs j <= i in one block; q, k, w [block, H, K], w natural log.
     wrong: use the faulty anchor. backend: "triton" for the kernel, on a GPU or interpreted, in float32; or "torch"."""
     g = w.cumsum(0)
     if choose_backend(backend, w) == "triton":
@@ -67,7 +67,7 @@ def onset(w: Tensor, *, wrong: bool = True, tolerance: float = 1e-3, backend: st
 
 @functools.lru_cache(maxsize=2)
 def _begins(H: int, block: int, spread: float, wrong: bool) -> float:
-    """Return the onset for `decays`, measured with the kernel if this process can run it."""
+    """Return `onset` for the log decays of `decays`, measured with the kernel if this process can run it."""
     device, backend = kernel_place()
     return onset(decays(block, H, spread=spread).to(device), wrong=wrong, backend=backend)
 
@@ -79,7 +79,7 @@ def decays(block: int = 16, H: int = 4, K: int = 16, *, spread: float = 0.0) -> 
 
 @dataclass(frozen=True)
 class Anchored:
-    """What follows from one anchor row for each head: exponents and factors [block, H], and the scores."""
+    """The scores A from one anchor row n per head, and their factors, with g the cumulative log decay of a token."""
 
     rows: list[tuple[int, int]]
     """The token and the head of the row that each head uses as its anchor."""
@@ -118,9 +118,8 @@ def show(
     w: Annotated[float, DECAY] = -1.0,
     seed: int = 0,
 ) -> Shown:
-    """Return the |w| from which scores are NaN with either anchor beside the prediction of `law`, and the error with
-    the wrong anchor at w <= 0. Head h has the decay w (1 + h * spread). Raises ValueError for fewer than 1 head or 2
-    rows."""
+    """Return the |w| from which scores are NaN with either anchor beside that of `law`, and the scores' error with
+    the wrong anchor at w <= 0. Head h has the decay w (1 + h * spread). Raises ValueError unless H >= 1, block >= 2."""
     if H < 1 or block < 2:
         raise ValueError(f"H, block: expected at least 1 head and 2 rows, got {H} and {block}")
     device, backend = kernel_place()
@@ -148,5 +147,5 @@ def show(
 
 
 def reproduce() -> list[Row]:
-    """Return predicted and measured onsets of NaN for one head, for four equal heads, and for four different ones."""
+    """Return `show`'s rows for one head, and for four heads with equal and with different decays."""
     return [row for H, spread in ((1, 0.0), (4, 0.0), (4, 1.0)) for row in show(H=H, spread=spread).rows]

@@ -41,7 +41,7 @@ def lengths(k: Tensor, way: str, eps: float) -> Tensor:
 
 
 def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
-    """Predict by what the normalisation multiplies a key's gradient across the key. length: |k|; way: of `WAYS`.
+    """Predict by what the normalisation multiplies a gradient perpendicular to the key. length: |k|; way: of `WAYS`.
 
     >>> f"{law(0.5):.4g}, {law(1e-9):.4g}, {law(0.0):.4g}, {law(0.0, '√(|k|² + ε)', 1e-6):.4g}"
     '2, 1e+09, 1e+12, 1000'
@@ -51,7 +51,7 @@ def law(length: float, way: str = WAYS[0], eps: float = 1e-12) -> float:
 
 @dataclass(frozen=True)
 class Shown(Measured):
-    """The result of `show`: its rows, gradients of unit keys (`arrives`) and of keys (`leaves`), [T, K] each."""
+    """The result of `show`: its rows and arguments, gradients [T, K] of unit keys (`arrives`) and keys (`leaves`)."""
 
     arrives: Tensor
     leaves: Tensor
@@ -59,11 +59,11 @@ class Shown(Measured):
     way: str
     eps: float
     factor: float
-    """By what the normalisation multiplies the short key's gradient across the key."""
+    """By what the normalisation multiplies the part of the short key's gradient perpendicular to it."""
 
     @property
     def share(self) -> float:
-        """The part of the norm of all keys' gradients that is not the short key's: what clipping leaves the others."""
+        """The norm of all other keys' gradients once the gradient of all keys is clipped to a norm of 1."""
         norms = self.leaves.norm(dim=-1)
         others = norms[torch.arange(T) != TOKEN].norm()
         return (others / norms.norm()).item()

@@ -48,7 +48,7 @@ def fault_words(fault: float) -> str:
 
 @dataclass(frozen=True)
 class BudgetShown:
-    """Each tensor's error and budget, [N], if every value is too large by the relative `fault`."""
+    """The audit's errors of the N tensors in `names`, if all values are multiplied by 1 + `fault`; its budgets."""
 
     fault: float
     dtype: str

@@ -45,8 +45,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class PassingShown:
-    """What each pair, token i reading token j, adds to the loss in one channel, [C, C], zero unless j < i. t: a
-    token."""
+    """What each pair, token i reading token j, adds to the loss in one channel, [C, C], zero unless j < i. t: the
+    selected token."""
 
     t: int
     pairs: np.ndarray
@@ -56,7 +56,7 @@ class PassingShown:
         return float(self.pairs[t + 1 :].sum())
 
     def own(self, t: int) -> float:
-        """Return the part of `read` that was written by token t or later."""
+        """Return the part of the sum `read(t)` whose pairs were written by token t or later."""
         return float(self.pairs[t + 1 :, t:].sum())
 
     def dw(self, t: int) -> float:

@@ -316,7 +316,7 @@ print(shown.errors)
 
 @dataclass(frozen=True)
 class AmplifiedShown:
-    """A log decay w, and the distance of two states after 1 … T tokens over the first one, measured, by law, [T]."""
+    """A log decay w; two runs' distance of states after 1 … T tokens over the initial one, measured and predicted."""
 
     w: float
     measured: np.ndarray

@@ -114,7 +114,7 @@ KINDS = ("intra", "inter", "itself", "future")
 
 @dataclass(frozen=True)
 class ChunksShown:
-    """For every pair of tokens the index of its kind in `KINDS` and its weight, [T, T]. chunk: tokens per chunk."""
+    """For every pair [T, T]: index in `KINDS`, and the weight of token j in output i. chunk: tokens per chunk."""
 
     chunk: int
     kinds: np.ndarray
@@ -143,7 +143,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
 
     @staticmethod
     def compute(chunk: int) -> ChunksShown:
-        """Let each token write its own unit vector, so that an output shows how much of each token it contains."""
+        """Return the pairs' weights: each token writes its own unit vector, so that an output shows every token's."""
         ones = torch.ones(1, _T, 1, 1, dtype=torch.float64)
         values, u = torch.eye(_T, dtype=torch.float64)[None, :, None], torch.zeros(1, 1, dtype=torch.float64)
         past, itself, inside = (
@@ -212,8 +212,8 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
 
 @dataclass(frozen=True)
 class SplitShown:
-    """The exponents of the readers' and of the keys' factors [C], relative to the row before token `anchor`, and the
-    products of these factors [C, C]."""
+    """The exponents of the queries' (`read`) and the keys' factors [C], relative to the row before token `anchor`, and
+    each pair's product of factors (`made`) [C, C]."""
 
     anchor: int
     read: np.ndarray
@@ -222,7 +222,7 @@ class SplitShown:
 
 
 class Split(Sketch, name="split", words=WORDS):
-    """The exponents of readers and keys by token, which the anchor shifts, and the weights, which it doesn't."""
+    """Exponents of queries and keys by token, which the anchor shifts, and their products, which it leaves alone."""
 
     knobs = {"anchor": lambda: integer(0, 0, _CHUNK, "anchor")}
     presets = {"start": {"anchor": 0}, "middle": {"anchor": _CHUNK // 2}, "end": {"anchor": _CHUNK}}

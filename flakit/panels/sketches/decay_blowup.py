@@ -154,8 +154,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 
 @dataclass(frozen=True)
 class CountingShown:
-    """A block's largest factor: of a "key" or a "read", its token, and the tokens whose decays its exponent sums,
-    boolean [C]. anchor: the token before which the exponents are 0; C: behind the last token."""
+    """A block's largest factor: whether of a "key" or a query ("read"), its token, and the tokens whose decays its
+    exponent sums, boolean [C]. anchor: the token before which the exponents are 0; C: behind the last token."""
 
     anchor: int
     factor: str
@@ -179,7 +179,7 @@ print("of the keys", (n - gi).tolist())
 
     @staticmethod
     def compute(anchor: int) -> CountingShown:
-        """Let every decay be -1, so that an exponent is a number of tokens, and find the largest exponent."""
+        """Return the largest exponent if every decay is -1, so that an exponent is a number of tokens."""
         w = -torch.ones(_BLOCK, 1)
         n = w[:anchor].sum(0)
         exponents = {"read": sum_before(w) - n, "key": n - w.cumsum(0)}
@@ -263,8 +263,8 @@ for name in ("o", "dr", "dk", "dv", "dw"):
 
     @staticmethod
     def compute(anchor: int) -> FatalShown:
-        """Run a sequence for each position of the decay. The tiles left of a block are anchored before its token
-        `anchor`."""
+        """Return what one strong decay at each position of a sequence makes non-finite, a sequence per position.
+        Tiles left of a block are anchored before the block's token `anchor`."""
         x = inputs("rwkv6", B=_TOKENS, T=_TOKENS, H=1, K=2, decay=0.0)
         each = torch.arange(_TOKENS)
         x["w"][each, each] = STRONG

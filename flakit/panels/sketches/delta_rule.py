@@ -141,8 +141,8 @@ print("asked about the door: open, closed, on, off =", (DOOR @ memory).tolist())
 
 @dataclass(frozen=True)
 class RevisionsShown:
-    """The weight of each token's value in the last answer, [T]. alpha: the share of the old value each token
-    removes."""
+    """The weight of each token's value in the last output, [T] (`counts`). alpha: the share of the stored value that
+    each token removes before it writes."""
 
     alpha: float
     counts: np.ndarray

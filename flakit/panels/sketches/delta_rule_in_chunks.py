@@ -38,7 +38,7 @@ WORDS = Words() | {
 @dataclass(frozen=True)
 class ChainedShown:
     """L [C, C], the share of token j's edit that token i finds directly (`found`), and its inverse (I - L)^-1 [C, C],
-    through all edits in between. spread: how different the keys are."""
+    through all edits in between. spread: length of each key's random part beside the unit part common to all."""
 
     spread: float
     found: np.ndarray

@@ -101,7 +101,7 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
 
     @staticmethod
     def compute(gate: float) -> SlotsShown:
-        """Let the values be unit vectors, so that a slot's values show how much of each token it holds."""
+        """Return the slots' contents: values are unit vectors, so that a slot shows how much of each token it holds."""
         q, k = torch.randn(2, 1, _T, 1, _K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         v = torch.eye(_T, dtype=torch.float64)[None, :, None]
         s = torch.nn.functional.one_hot(torch.arange(_T) % _M, _M).double()[None, :, None]
@@ -186,7 +186,7 @@ for more in range(1, 41):
 
     @staticmethod
     def compute(f: float) -> SlotGateShown:
-        """Let the first token write 1 into a single slot: its softmax is 1, so each output is what is left of that."""
+        """Return what is left of 1 that the first token writes into a single slot, whose softmax is 1: the outputs."""
         g = _gate(torch.tensor(f, dtype=torch.float64))
         ones = torch.ones(1, _MORE + 1, 1, 1, dtype=torch.float64)
         s = ones.clone()

@@ -169,7 +169,7 @@ for more in range(1, 41):
 
     @staticmethod
     def compute(w: float) -> ForgettingShown:
-        """Let one token write 1 into a state of one number; later tokens read what the decays in between have left.
+        """Return what later tokens read of the 1 that one token wrote into a state of one number: what decay has left.
 
         A token reads before its own decay, so that the next one still reads 1."""
         ones = torch.ones(1, _MORE + 2, 1, 1, dtype=torch.float64)

@@ -277,7 +277,7 @@ class TailShown:
 
 
 class Tail(Sketch, name="tail", words=WORDS):
-    """A map of each head's chunks, steep ones black and slow ones blue, and a bar for each expected share."""
+    """A map of each head's chunks (black: holds a steep gate; blue: off the fast path), and bars of expected shares."""
 
     knobs = {
         "one_in": lambda: steps(1_000_000, [(f"{n:,}", n) for n in _ONE_IN], "one gate in"),

@@ -1,4 +1,4 @@
-"""The sketch of lesson 12_states_and_shapes: a sequence cut in two, with and without its state handed over."""
+"""The sketch of lesson 12_states_and_shapes: a sequence cut in two, with and without the state between."""
 
 import functools
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ _LOW, _HIGH = 1e-9, 10.0
 @dataclass(frozen=True)
 class PiecesShown:
     """A sequence cut into two pieces before token `CUT`. op: the operator's label. handed: the second piece's initial
-    state: "state", "detached" or "nothing". o, dv: errors of each token [T], relative to the tensor's RMS. o_second,
-    dv_first: relative L2 errors of the second piece's outputs and the first piece's gradient. worst: the largest of any
-    tensor."""
+    state: the first's final "state", that state "detached" from autograd, or "nothing". o, dv: errors of each token
+    [T], relative to the tensor's RMS. Relative L2 errors: o_second of the second piece's o, dv_first of the first
+    piece's dv, worst the largest of any whole tensor."""
 
     op: str
     handed: str

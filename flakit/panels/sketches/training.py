@@ -75,8 +75,8 @@ WORDS = Words() | {
 
 @dataclass(frozen=True)
 class MeanOfMeansShown:
-    """The weight of each target's loss, [N]: in the mean of the means of two parts, cut after `cut`, and in that over
-    all."""
+    """The weight of each of N targets' losses, [N] each: if the means of the first `cut` targets and of the others are
+    averaged, and in the mean over all targets (`right`)."""
 
     cut: int
     averaged: np.ndarray
@@ -197,8 +197,8 @@ print(after)
 
 @dataclass(frozen=True)
 class FProjShown:
-    """For one f of all tokens and slots: its gate (natural-log, <= 0), the largest exponent of the kernel's factors,
-    the gradient ds computed and true [T, M], and whether the output is finite."""
+    """If the model outputs f for all tokens and slots: its gate (natural-log, <= 0), the largest exponent in a faulty
+    kernel's factors, ds by that kernel and by a correct one (`true`) [T, M], and whether that kernel's o is finite."""
 
     f: float
     gate: float
@@ -209,7 +209,7 @@ class FProjShown:
 
 
 class FProj(Sketch, name="f_proj", words=WORDS):
-    """The largest exponent as a function of f with float32's limit, and the gradient ds, which it makes NaN beyond."""
+    """A kernel's largest exponent as a function of the model's output f, and ds, which is NaN above float32's limit."""
 
     knobs = {"f": lambda: steps(-8.0, [(f"{f:g}", f) for f in _F], "f")}
     presets = {"fine": {"f": -14.7}, "first NaN": {"f": -14.8}, "at the clamp": {"f": -20.0}}
