@@ -83,7 +83,7 @@ class TorchWatch(TorchDispatchMode):
         return out
 
     def _within(self, func) -> Callable:
-        """Return a call of a custom operation below its dispatcher entry, so that its inside is watched as well."""
+        """Return a function that runs a custom operator's kernel under this mode, so that its inside is watched."""
         keys, Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 
         def call(*args, **kwargs):

@@ -1,7 +1,7 @@
 """Reads and writes measurements recorded on another machine, stored in data/*.json with their provenance.
 
 A file is a table: `{"meta": {...}, "columns": [names], "rows": [[values], ...]}`. data/README.md lists the files and
-their columns. A value is a number, a string, null, or a list of these; JSON lacks "inf", "-inf" and "nan": strings.
+their columns. A value is a number, a string, null or a list of these; inf, -inf and nan, which JSON lacks, are strings.
 """
 
 import argparse

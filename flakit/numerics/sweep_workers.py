@@ -116,7 +116,7 @@ _MEASURE: Callable | None = None
 
 
 def _begin(pickled: bytes, counter) -> None:
-    """Initialize a worker process: load the measuring function; use one thread, and the GPU numbered `counter`."""
+    """Initialize a worker process: load the measuring function; use one thread and the next GPU by `counter`."""
     global _MEASURE
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
