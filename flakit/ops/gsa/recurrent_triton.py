@@ -52,8 +52,8 @@ def recurrent_kernel(
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """hk <- hk diag(e^{g_t}) + k_t s_t^T, hv <- diag(e^{g_t}) hv + s_t v_t^T, o_t = softmax(scale q_t^T hk) hv for
-    each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
+    """Compute o_t = softmax(scale q_t^T hk) hv for each query of the group, with hk <- hk diag(e^{g_t}) + k_t s_t^T and
+    hv <- diag(e^{g_t}) hv + s_t v_t^T. In registers: hk [BK, BM] and hv [BM, BV].
 
     All programs of a head have the same hk: each stores some of its rows, and the first all of p. LONG sums hk with
     compensation (Kahan). The softmax exponentiates the scores: without decay, the rounding error of 4096 additions is
@@ -276,7 +276,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 class _Passes:
-    """The shared arguments of a backward's two passes."""
+    """The arguments that both passes of a backward share; `differentiate` launches one pass."""
 
     def __init__(self, q, s, g, packing):
         self.s, self.g, self.packing = s, g, packing

@@ -73,7 +73,7 @@ def mild_output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o = A v + q* (e^{mid} S) for one chunk and block of V. In registers: A [C, C], o [C, BV].
+    """Compute o = A v + q* (e^{mid} S) for one chunk and block of V. In registers: A [C, C], o [C, BV].
 
     r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
     states [chunks, H, K, V] float16, scales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
@@ -117,7 +117,7 @@ def mild_value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dv = A^T do + k* (e^{total - mid} D) for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
+    """Compute dv = A^T do + k* (e^{total - mid} D) for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
 
     r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]
     dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
@@ -162,7 +162,7 @@ def mild_key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, dk, dw and the part of du of one chunk and block of K. In registers: dA [C, C], x, then y and z, [C, BK].
+    """Compute dr, dk, dw and a part of du for one chunk and block of K. In registers: dA [C, C], x, then y, z [C, BK].
 
     x = dA k* + do (e^{mid} S)^T                    dq = x e^{before - mid} + bonus,  dr = scale dq
     z = dA^T q*,  y = v (e^{total - mid} D)^T       dk = (y + z) e^{mid - upto} + bonus
@@ -256,7 +256,7 @@ def output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV].
+    """Compute o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV].
 
     Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
@@ -300,7 +300,7 @@ def value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
+    """Compute dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
 
     Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
@@ -354,7 +354,7 @@ def key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dr, dk, dw and the part of du of one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
+    """Compute dr, dk, dw and a part of du for one chunk and block of K. In registers: dA [C, C]; dq, dk, dw [C, BK].
 
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
@@ -423,7 +423,7 @@ def key_grads_kernel(
 
 
 def _launch(plan, kernel, mild_kernel, dyadic_kernel, *args):
-    """Launch the kernels of both paths; args: their arguments before `plan.where`."""
+    """Launch the kernels of both paths, mild and dyadic. args: their arguments before those of `plan.where`."""
     for options, NV in plan.paths(kernel):
         del options["PRECISION"]
         blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV

@@ -384,12 +384,12 @@ class _Plan(Parts):
 
     @property
     def saved_shapes(self) -> tuple[tuple[int], tuple[int]]:
-        """The shapes that the function `saved_shapes` returns."""
+        """The shapes of the tensors that a forward saves for its backward."""
         states, *others = self.sizes
         return (cdiv(states, 2),), (sum(others),)
 
     def start_parts(self, x, y, w, scale, first, where, reverse: bool):
-        """Do `ChunkPlan.start_parts` for the parts of all sequences."""
+        """Start to compute the state entering each part; return a function, as `ChunkPlan.start_parts` does."""
         if not self.several and not callable(first):
             return lambda: first
         _, sequence_of_part, parts_before, *_ = where

@@ -34,8 +34,8 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t; S <- diag(e^{w_t}) S + k_t v_t^T. In registers: S
-    [BK, BV].
+    """Compute o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t; then S <- diag(e^{w_t}) S + k_t v_t^T. In
+    registers: S [BK, BV].
 
     r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]

@@ -40,7 +40,7 @@ from .fused_chunk_triton import UNITS
 
 
 def options(kernel: str, H: int) -> dict:
-    """Return the keyword arguments that every kernel of this kind takes."""
+    """Return keyword arguments common to RWKV7's Gluon kernels. kernel: X of the launch table's row "rwkv7.fused.X"."""
     return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv7.fused.{kernel}", "16-bit"].maxnreg)
 
 

@@ -145,7 +145,7 @@ def prepare_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
+    """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
 
     w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
@@ -294,7 +294,7 @@ def output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
+    """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
 
     r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
@@ -339,7 +339,7 @@ def prepare_grads_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """transfer = U^T b^, y = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
+    """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
 
     r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
@@ -512,7 +512,7 @@ def key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dr, dw, dk, da, db for one chunk and block of K.
+    """Compute dr, dw, dk, da, db for one chunk and block of K.
 
     In registers: the gradients of four scores [C, C], then five rows [C, BK].
 
@@ -595,7 +595,7 @@ def key_grads_kernel(
 
 
 class _Plan(ChunkPlan):
-    """RWKV7's launches. A stream computes the states, since what a chunk writes depends on what it reads."""
+    """RWKV7's chunk plan, whose own stream computes the states: what a chunk writes depends on what it reads."""
 
     def __init__(self, r, v, packing, chunk_size):
         super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)

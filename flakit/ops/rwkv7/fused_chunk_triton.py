@@ -237,7 +237,7 @@ def _load_scores(p, there, C: tl.constexpr):
 
 @triton.jit
 def _load_scores_transposed(p, C: tl.constexpr):
-    """Load `_load_scores` transposed, [2 C, C]."""
+    """Load what `_load_scores` loads, transposed, [2 C, C]."""
     o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
     m = tl.where(o_r < C, i >= j, i > j)
@@ -537,14 +537,14 @@ class _Plan(Parts):
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Elements saved for the backward: of states and v2, units, scores, mild flags, and the products of parts."""
+        """Numbers of elements saved for the backward: of states and v2, units, scores, mild flags, parts' products."""
         heads = self.chunks * self.H
         products = self.parts * self.H * self.K**2 if self.several else 0
         return heads * (self.K + CHUNK) * self.V, heads * UNITS, heads * 2 * CHUNK * CHUNK, heads, products
 
     @property
     def saved_shapes(self) -> tuple[tuple[int], ...]:
-        """The shapes that the function `saved_shapes` returns."""
+        """The shapes of the tensors that a forward saves for its backward."""
         states, units, scores, mild, products = self.sizes
         return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
 

@@ -51,7 +51,7 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T, o_t = scale r_t^T S. In registers: S [BK, BV].
+    """Compute S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T and o_t = scale r_t^T S. In registers: S [BK, BV].
 
     r, w, k, a, b [B, T, H, K], v, o [B, T, H, V]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
