@@ -67,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One operator run forward and backward on one backend, against float64."""
+    """The result of one operator's forward and backward on one backend: its error against float64, or its failure."""
 
     operator: str
     form: str

@@ -36,7 +36,7 @@ SOURCE = "source"  # in a copy: the files of flakit/ and data/ that the notebook
 
 @dataclass
 class Copied:
-    """The result of `copy`: the paths of the files in the folder, by what happened to them. Its text is printed."""
+    """The result of `copy`: paths in the folder, by what happened to each file; unchanged ones are in no list."""
 
     new: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)

@@ -50,9 +50,9 @@ def watched(*, run: bool = True) -> Iterator[list[Launch]]:
 
 
 def _row(kernel: JITFunction, looked_up: list[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the key that a kernel's launch looked up: the latest one, but a scan may run between two launches of the
-    stream, so a scan takes the latest scan key and other kernels the latest other key. None for a kernel without a
-    row."""
+    """Return the launch table's key for a kernel about to be launched; None for a kernel without a row. looked_up: all
+    keys looked up so far. A scan takes the latest scan key, any other kernel the latest other key, since a scan may
+    run between two launches of a stream."""
     if kernel.fn.__module__ == packed_triton.__name__:
         return None
     scans = kernel.fn.__name__ == "scan_kernel"

@@ -211,7 +211,7 @@ def own(case: Case, fixed_ms: float | None = None, card: str = CARDS[0]) -> Rank
 
 
 def _floor(case: Case, meta: Mapping) -> float:
-    """Return the roofline time of 4096 tokens, in milliseconds."""
+    """Return the roofline time of 4096 tokens, in milliseconds. meta: a recording's, with copy_tb_s and tflops."""
     row = {field.name: getattr(case, field.name) for field in fields(case)} | {"T": 4096, "dtype": "bfloat16"}
     return work(row).floor_ms(meta["copy_tb_s"], meta["tflops"])
 
@@ -231,8 +231,8 @@ def efficiency(case: Case, ranks: int, way: str = "gather", net: Network | None 
 
 
 def foretold(net: Network | None = None) -> list[dict]:
-    """Simulate every recorded row, from its alone_ms and not its together_ms. Return the rows with the prediction,
-    simulated_ms. off: its relative error; off_without_fixed: the error with fixed_ms = 0."""
+    """Predict every recorded row's together_ms from its alone_ms; return the rows with simulated_ms, simulated_bytes
+    per rank, off (relative error of simulated_ms), off_without_fixed (that with fixed_ms = 0) and card."""
     rows = []
     recordings = {card: recorded.read(f"{card}_ranks").rows for card in CARDS}
     for card, row in [(card, row) for card, table in recordings.items() for row in table]:

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class Unreached(Exception):
-    """Raised for a row that none of its tuning inputs launches."""
+    """Raised for a row of the launch table whose kernels none of `cases_of` launches."""
 
 
 def chosen(only: str = "") -> list[Key]:
@@ -57,7 +57,7 @@ OF_PARTS = "rwkv7.fused.carry", "rwkv7.fused.carry_grads", "rwkv7.fused.entering
 
 
 def cases_of(key: Key, B: int = 8) -> list[Case]:
-    """Return candidate inputs to tune a row on, its kernel's main use first; the first that launch it are taken."""
+    """Return cases to tune a row on, its main use first; `Trial` takes the first that launches it. B: sequences."""
     (kernel, width), dtype = key, {"16-bit": "bfloat16", "float32": "float32"}[key[1]]
     if kernel == "scan":  # segments are scanned if sequences and heads are few
         return [Case("rwkv6", "chunk", 1, 32768, 8, 64, 64, operator("rwkv6").profile, dtype)]
@@ -121,8 +121,8 @@ def climb(
 
 
 class Trial:
-    """Times rows of the table on the GPU: trial(key, row) -> milliseconds. Caches the inputs of the latest case, and
-    the results of the row in use, which every row's are compared with. B: sequences."""
+    """Times rows of the launch table on the GPU: trial(key, row) -> milliseconds. B: sequences. Caches the latest
+    case's inputs, and the results with the row in use, which those with any candidate must match."""
 
     def __init__(self, meter: Meter, B: int = 8):
         self.meter, self.B, self._case, self._key = meter, B, None, None

@@ -19,13 +19,13 @@ from ..ops.common.ranks import Piece, gathered
 
 
 class Slice(NamedTuple):
-    """The part of the sequences that this rank, one process of `group`, holds. piece: which sequences enter and leave
-    it."""
+    """The part of the sequences that this rank, one process of `group`, holds. sequences: their number on all ranks, N.
+    piece: which of them are here, enter and leave. cu_seqlens, cu_seqlens_cpu: offsets over all ranks, if packed."""
 
     group: object
     piece: Piece
-    sequences: int  # on all ranks, N
-    cu_seqlens: Tensor | None  # offsets into the tokens of all ranks
+    sequences: int
+    cu_seqlens: Tensor | None
     cu_seqlens_cpu: Tensor | None
 
     @property

@@ -277,8 +277,8 @@ def _inside(file: str) -> bool:
 
 
 class Forecast(NamedTuple):
-    """One warning. used_up: the step at which the headroom runs out at the current pace; `step` itself if it has run
-    out. exponent, limit: the largest exponent and the kernel's limit, in natural log."""
+    """One warning, given at `step`. exponent, limit: the largest exponent there and the kernel's limit, natural log.
+    used_up: the step at which the headroom runs out at the current pace; `step` itself if it has run out."""
 
     step: int
     layer: str
