@@ -402,7 +402,15 @@ def test_a_table_has_a_line_for_each_card():
     assert (
         f"| one | {2 * n} | 0 | {n} | 0 | 2026-11-26 | abc |" in table and "ran on Triton 3.6.0; pip installs" in table
     )
-    assert f"on one {2 * n} of {2 * n} passed" in words and f"on two {n} of {3 * n} passed" in words
+    assert f"on one {2 * n} of {2 * n} passed (abc; " in words and f"on two {n} of {3 * n} passed" in words
+
+
+def test_of_several_commits_it_says_how_many_passed_on_each():
+    older, *newer = some_rows("one", "..")
+    rows = [older | {"commit": "before"}, *newer]
+    said = f"{2 * len(newer)} on abc, 2 on before"
+    assert f"| {said} |" in summary.text("docs/speed.md", rows)
+    assert f"passed ({said}; " in summary.text("README.md", rows)
 
 
 def test_a_release_needs_every_file_green_for_todays_code_on_one_card(project):

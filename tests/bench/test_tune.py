@@ -92,14 +92,14 @@ def test_every_row_has_a_case_and_fields(key):
 def test_rwkv7_is_called_with_the_heads_that_a_row_is_for(key):
     pytest.importorskip("triton")
     from flakit.ops.common.dispatch import fits_fused
-    from tests.ops.rwkv7.configurations import Launches, OnHopper, chunk, fused
+    from tests.ops.rwkv7.configurations import Launches, chunk, fused
 
     for case in cases_of(key):
         T = 64 if case.B > 1 else 4096  # which is cut into parts
         heads = (torch.empty(D, dtype=torch.bfloat16) for D in (case.K, case.V))
         module = fused if fits_fused(*heads) else chunk
         sizes = dict(K=case.K, V=case.V, H=case.B * case.H // 2, T=T)
-        made = [of_device(module, torch.bfloat16, **sizes) for of_device in (Launches, OnHopper)]
+        made = [Launches(module, torch.bfloat16, hopper=hopper, **sizes) for hopper in (False, True)]
         if key in {launch.row for each in made for launch in each.kernels()}:
             break
     else:

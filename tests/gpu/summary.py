@@ -7,6 +7,7 @@ python -m tests.gpu.summary --check  says what of the results is of older code t
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,14 +18,25 @@ BEGIN, END = "<!-- gpu tests: python -m tests.gpu.summary -->", "<!-- /gpu tests
 
 
 def totals(rows: Sequence[Mapping]) -> list[dict]:
-    """For each card: how many tests came to what, on which commits, days and versions."""
+    """For each card: how many tests came to what, on which days and versions; of several commits, how many passed on
+    each, so that results of older code do not pass for today's."""
     cards = []
     for card in dict.fromkeys(row["card"] for row in rows):
         own = [row for row in rows if row["card"] == card]
-        names = {name: sorted({row[name] for row in own}) for name in ("commit", "date", "torch", "triton")}
+        names = {name: sorted({row[name] for row in own}) for name in ("date", "torch", "triton")}
+        names["commit"] = _passed_by_commit(own)
         counts = {name: sum(row[name] for row in own) for name in results.COUNTED}
         cards.append({"card": card, **counts, **{name: ", ".join(each) for name, each in names.items()}})
     return cards
+
+
+def _passed_by_commit(rows: Sequence[Mapping]) -> list[str]:
+    """Return the commits that tests ran on, those with most passed tests first and with their number if there are
+    several."""
+    passed = Counter()
+    for row in rows:
+        passed[row["commit"]] += row["passed"]
+    return list(passed) if len(passed) == 1 else [f"{n} on {commit}" for commit, n in passed.most_common() if n]
 
 
 def _others(x: Mapping) -> str:
@@ -41,11 +53,11 @@ def text(name: str, rows: Sequence[Mapping]) -> str:
     if name == "README.md":
         each = [
             f"on {x['card']} {x['passed']} of {sum(x[n] for n in results.COUNTED) - x['skipped']} passed{_others(x)} "
-            f"({x['date']}, torch {x['torch']}, triton {x['triton']})"
+            f"({x['commit']}; {x['date']}, torch {x['torch']}, triton {x['triton']})"
             for x in totals(rows)
         ]
         newer = f"pip now installs Triton {pinned}, for which the tests compile every kernel"
-        return f"GPU tests: {'; '.join(each)}. {newer}. [Commits, and what failed](docs/speed.md)."
+        return f"GPU tests: {'; '.join(each)}. {newer}. [More](docs/speed.md)."
     lines = [
         "| GPU | passed | failed | skipped | not run | day | commit | torch | triton |",
         "|---|---|---|---|---|---|---|---|---|",

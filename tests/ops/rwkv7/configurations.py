@@ -1,7 +1,6 @@
 """Launches that together reach every row of RWKV7's launch table, and all else that changes its kernels' code."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -27,9 +26,6 @@ class Launches(Configuration):
         return 9216
 
 
-OnHopper = partial(Launches, hopper=True)
-"""A call on a GPU for which `forward_gluon`, `chain_gluon` and `backward_gluon` compute."""
-
 # Every row of the table, then what else changes the code: sizes, packing, states, float32 beside 16 bits,
 # T = 1 (of which Triton makes a constant). Kernels that work inside chunks are slow to compile and alike there, the
 # stream holds all of K: `only` it, for the large ones.
@@ -49,9 +45,9 @@ CONFIGURATIONS = {
     "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
     "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "f16-wf32-T600-K40-V56-states-fused": Launches(fused, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
-    "bf16-K64-V64-gluon": OnHopper(fused, bf16, 64, 64),
-    "bf16-K64-V64-packed-states-gluon": OnHopper(fused, bf16, 64, 64, packed=True, states=True),
-    "bf16-T4096-H1-K64-V64-gluon": OnHopper(fused, bf16, 64, 64, T=4096, H=1, only="chain"),  # in parts
+    "bf16-K64-V64-gluon": Launches(fused, bf16, 64, 64, hopper=True),
+    "bf16-K64-V64-packed-states-gluon": Launches(fused, bf16, 64, 64, packed=True, states=True, hopper=True),
+    "bf16-T4096-H1-K64-V64-gluon": Launches(fused, bf16, 64, 64, T=4096, H=1, only="chain", hopper=True),  # in parts
     "bf16-K64-V64-packed-states-recurrent": Launches(recurrent, bf16, 64, 64, packed=True, states=True),
     "f16-wf32-K100-V40-recurrent": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states-recurrent": Launches(recurrent, f32, 256, 16, states=True),
