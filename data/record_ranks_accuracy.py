@@ -6,13 +6,13 @@ One sequence with an initial state and a gradient for the final one, in slices o
 slice. With one rank the operator runs without a group.
 """
 
+import itertools
 import platform
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from flakit.bench.messages import on_ranks
 from flakit.numerics import recorded
 from flakit.numerics.evaluate import cotangents, evaluate, truth
 from flakit.numerics.inputs import inputs
@@ -33,11 +33,9 @@ def main() -> None:
     parser = recorded.script(__doc__, "cpu_ranks_accuracy", quick="short sequences, two ranks at most")
     args = parser.parse_args()
     tokens, counts = (40, RANKS[:2]) if args.quick else (T, RANKS)
-    rows = []
+    settings, rows = list(itertools.product(OPERATORS, DTYPES, DECAYS, (tokens,))), []
     for ranks in counts:
-        with TemporaryDirectory() as folder:
-            mp.spawn(_rank, (ranks, tokens, folder), ranks)
-            rows += torch.load(f"{folder}/rows")
+        rows += on_ranks(ranks, measured, settings, backend="gloo")
         print(f"{ranks} ranks", flush=True)
     rows.sort(key=lambda row: (list(OPERATORS).index(row["operator"]), -len(row["dtype"]), row["ranks"]))
     sizes = "; ".join(f"{op}: {', '.join(f'{name} {n}' for name, n in own.items())}" for op, own in SIZES.items())
@@ -47,23 +45,10 @@ def main() -> None:
     print("wrote", recorded.write(args.out, meta, rows))
 
 
-def _rank(rank: int, ranks: int, tokens: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
-    rows = []
-    for op in OPERATORS:
-        for dtype in DTYPES:
-            for decay in DECAYS:
-                o, grads = errors(op, dtype, decay, tokens)
-                same = {"operator": op, "dtype": str(dtype).removeprefix("torch."), "decay": str(decay)}
-                rows.append({**same, "ranks": ranks, "T": tokens, "o": o, "gradients": grads})
-    if rank == 0:
-        torch.save(rows, f"{folder}/rows")
-    dist.destroy_process_group()
-
-
-def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tuple[float, float]:
-    """Return the relative L2 errors over all ranks: of o, and the worst of the gradients. Every rank must call it."""
+def measured(setting: tuple[str, torch.dtype, str | float, int]) -> dict:
+    """Return the row of an operator, dtype, decay and number of tokens, with the relative L2 errors over all ranks: of
+    o, and the worst of the gradients. Every rank must call it."""
+    op, dtype, decay, tokens = setting
     kind, rank, ranks = operator(op), dist.get_rank(), dist.get_world_size()
     profile = kind.profile if decay == "model" else decay
     whole = inputs(op, T=tokens, dtype=dtype, decay=profile, initial_state=True, **SIZES[op])
@@ -88,7 +73,8 @@ def errors(op: str, dtype: torch.dtype, decay: str | float, tokens: int) -> tupl
             total = x.double()
             dist.all_reduce(total)
             worst[name] = ((total - true).norm() / true.norm()).item()
-    return worst.pop("o"), max(worst.values())
+    row = {"operator": op, "dtype": str(dtype).removeprefix("torch."), "decay": str(decay), "ranks": ranks, "T": tokens}
+    return row | {"o": worst.pop("o"), "gradients": max(worst.values())}
 
 
 def _relative(error: torch.Tensor, true: torch.Tensor) -> float:

@@ -19,6 +19,8 @@ import re
 import signal
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -162,7 +164,8 @@ class Training:
                 f"size: expected a multiple of ranks times accumulation, {ranks.size} * {s.accumulation}, got {s.size}"
             )
         self.about = {"settings": s.plain, "text": _fingerprint(self.corpus), "ranks": ranks.size}
-        self.about |= _versions(ranks.device)
+        here = recorded.provenance("flakit.train", None if ranks.device.type == "cuda" else f"{platform.machine()} CPU")
+        self.about |= {name: here[name] for name in ("device", "torch", "triton", "flakit")}
         texts = ranks.objects(self.about["text"])
         if len(set(texts)) > 1:
             raise ValueError(f"data: expected the same text on every rank, got {', '.join(dict.fromkeys(texts))}")
@@ -209,11 +212,14 @@ class Training:
         ranks.wait()
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        with Log(s, self.begin, ranks.rank == 0) as self.log, _Signals() as signals:
+        with (
+            closing(Log(s, self.begin, ranks.rank == 0)) as self.log,
+            closing(Headrooms(self)) as measure_headroom,
+            _deferred_signals() as arrived,
+        ):
             processes = ranks.objects(os.getpid())
             sizes = {"parameters": self.parameters, "operations_per_token": self.operations, "matrix_tflops": self.rate}
             self.log.write("begin", self.begin, **self.about, **sizes, processes=processes)
-            measure_headroom = Headrooms(self)
             label = f"{s.mixer}, {ranks.size} × {ranks.device.type}"
             options = {"shown": ranks.rank == 0, "console": self.console}
             with bar(label, s.steps, done=self.begin, **options) as advance:
@@ -224,14 +230,13 @@ class Training:
                     nonfinite = not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]))
                     if nonfinite:
                         self._save_replay(step, record)
-                    number = max(int(x) for (x,) in ranks.gather(signals.number))
+                    number = max(int(x) for (x,) in ranks.gather(arrived[-1] if arrived else 0))
                     stops = nonfinite and s.not_finite == "stop"
                     done = step if stops else step + 1
                     if stops or number or done == s.steps or done % s.save_every == 0:
                         self._save(done)
                     if stops or number:
                         break
-            measure_headroom.close()
             return self._end(done, stops, 0 if done == s.steps else number)
 
     def _step(self, step: int) -> dict:
@@ -393,10 +398,7 @@ class Log:
                 if isinstance(x, float):
                     self.board.add_scalar(name, x, step)
 
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         if self.here:
             self.file.close()
         if self.board is not None:
@@ -411,20 +413,18 @@ def _before(line: str, begin: int) -> bool:
     return record["step"] < begin + (record["kind"] in ("begin", "end"))
 
 
-class _Signals:
-    """Defers Ctrl-C and SIGTERM to the end of a step. number: the signal that arrived, 0 for none."""
-
-    number = 0
-
-    def __enter__(self) -> "_Signals":
-        self.previous = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def _receive(self, number: int, _) -> None:
-        self.number = number  # may repeat: torchrun forwards a Ctrl-C that every rank has already received
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self.previous.items():
+@contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """Defer Ctrl-C and SIGTERM to the end of a step: yield a list of the signals that have arrived."""
+    arrived: list[int] = []  # one may repeat: torchrun forwards a Ctrl-C that every rank has already received
+    previous = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield arrived
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -453,19 +453,12 @@ def matrix_rate(device: torch.device, dtype: torch.dtype | None) -> float | None
         return None
     from .bench.meter import Meter
 
-    a = torch.randn(8192, 8192, device=device, dtype=dtype or torch.float32)
-    return 2e-9 * 8192**3 / Meter().times(lambda: a @ a).low
+    return Meter().matrix_tflops(dtype or torch.float32)
 
 
 def _memory(device: torch.device) -> float:
     """Return the peak memory of tensors so far, in GiB; NaN on a CPU, where PyTorch does not track it."""
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
-
-
-def _versions(device: torch.device) -> dict:
-    name = None if device.type == "cuda" else f"{platform.machine()} CPU"
-    provenance = recorded.provenance("flakit.train", name)
-    return {x: provenance[x] for x in ("device", "torch", "triton", "flakit")}
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

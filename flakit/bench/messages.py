@@ -8,7 +8,7 @@ subtracted. `fit` reduces the table to the two parameters of the simulation: lat
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,10 +32,8 @@ def measured(size: int) -> dict:
         small.add_(1)
         gathered(x, dist.group.WORLD)
 
-    us = _graph_us(kernel_and_gather) - _graph_us(lambda: small.add_(1))
-    slowest = torch.tensor(us, device="cuda", dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return {"ranks": dist.get_world_size(), "bytes": size, "us": slowest.item()}
+    us = largest(_graph_us(kernel_and_gather) - _graph_us(lambda: small.add_(1)))
+    return {"ranks": dist.get_world_size(), "bytes": size, "us": us}
 
 
 def _graph_us(call) -> float:
@@ -75,20 +73,41 @@ def fit(rows: Sequence[Mapping]) -> tuple[float, float, float]:
     return latency, 1e-3 / slope, errors.abs().max().item()
 
 
-def _rank(rank: int, ranks: int, store: str, json: Path | None) -> None:
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+def largest(x: float) -> float:
+    """Return the largest x of all ranks. Every rank must call it."""
+    value = torch.tensor(x, device="cuda", dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
+
+
+def on_ranks(ranks: int, row_of: Callable, cases: Sequence, line: Callable | None = None, backend: str = "nccl"):
+    """Return row_of(case) of every case, called in a process for each rank of a process group: what rank 0 returns.
+
+    line: line(row) is printed for each. backend: "nccl", where each rank has its own GPU, or "gloo"."""
+    with TemporaryDirectory() as folder:
+        mp.spawn(_rank, (ranks, row_of, cases, line, backend, folder), ranks)
+        return torch.load(f"{folder}/rows")
+
+
+def _rank(rank: int, ranks: int, row_of: Callable, cases: Sequence, line: Callable | None, backend: str, folder: str):
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
     rows = []
-    for size in SIZES:
-        rows.append(measured(size))
-        if rank == 0:
-            print(f"{size:>12} {rows[-1]['us']:>12.2f}", flush=True)
+    for case in cases:
+        torch.manual_seed(0)
+        rows.append(row_of(case))
+        torch.cuda.empty_cache()
+        if rank == 0 and line is not None:
+            print(line(rows[-1]), flush=True)
     if rank == 0:
-        latency, rate, error = fit(rows)
-        print(f"{latency:.1f} us to begin, then {rate:.0f} GB/s: at most {error:.0%} off")
-        if json:
-            recorded.write(json, recorded.provenance("python -m flakit.bench.messages"), rows)
+        torch.save(rows, f"{folder}/rows")
     dist.destroy_process_group()
+
+
+def _line(row: dict) -> str:
+    return f"{row['bytes']:>12} {row['us']:>12.2f}"
 
 
 def main() -> None:
@@ -99,8 +118,11 @@ def main() -> None:
     if torch.cuda.device_count() < args.gpus:
         parser.error(f"expected {args.gpus} GPUs, found {torch.cuda.device_count()}")
     print(f"{'bytes a rank':>12} {'us':>12}")
-    with TemporaryDirectory() as folder:
-        mp.spawn(_rank, (args.gpus, f"{folder}/store", args.json), args.gpus)
+    rows = on_ranks(args.gpus, measured, SIZES, _line)
+    latency, rate, error = fit(rows)
+    print(f"{latency:.1f} us to begin, then {rate:.0f} GB/s: at most {error:.0%} off")
+    if args.json:
+        recorded.write(args.json, recorded.provenance("python -m flakit.bench.messages"), rows)
 
 
 if __name__ == "__main__":

@@ -97,9 +97,13 @@ class Meter:
         second, and "tflops", the rate of large bfloat16 matrix products."""
         x = torch.zeros(2**29, dtype=torch.uint8, device=self.device)
         y = torch.empty_like(x)
-        a = torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16)
-        copy_ms, matmul_ms = self.times(lambda: y.copy_(x)).low, self.times(lambda: a @ a).low
-        return {"copy_tb_s": 2e-9 * len(x) / copy_ms, "tflops": 2e-9 * 8192**3 / matmul_ms}
+        copy_ms = self.times(lambda: y.copy_(x)).low
+        return {"copy_tb_s": 2e-9 * len(x) / copy_ms, "tflops": self.matrix_tflops(torch.bfloat16)}
+
+    def matrix_tflops(self, dtype: torch.dtype) -> float:
+        """Measure the rate of large matrix products, in 10^12 operations per second."""
+        a = torch.randn(8192, 8192, device=self.device, dtype=dtype)
+        return 2e-9 * 8192**3 / self.times(lambda: a @ a).low
 
     def wait(self) -> None:
         torch.cuda.synchronize()

@@ -14,15 +14,14 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from ..numerics import recorded
 from ..ops.common.ranks import gathered
+from .messages import largest, on_ranks
 from .speed import Case
 
 CASES = [
@@ -70,13 +69,13 @@ def measured(case: Case) -> dict:
     dist.all_reduce(fits, dist.ReduceOp.MIN)
     del results
     empty = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sent]
-    row["gather_ms"] = _largest(_ms(lambda: [gathered(x, dist.group.WORLD) for x in empty]))
-    row["together_ms"] = _largest(_ms(lambda: run(part, do_part, **together)))
+    row["gather_ms"] = largest(_ms(lambda: [gathered(x, dist.group.WORLD) for x in empty]))
+    row["together_ms"] = largest(_ms(lambda: run(part, do_part, **together)))
     message_ms, overlap_ms = _message_ms(lambda: run(part, do_part, **together))
     row |= {"under_way_ms": _of_last_rank(message_ms), "overlapped": _of_last_rank(overlap_ms / message_ms)}
     if fits.item():
-        row["apart"] = _largest(error)
-        row["alone_ms"] = _largest(_ms(lambda: run(full, do)))
+        row["apart"] = largest(error)
+        row["alone_ms"] = largest(_ms(lambda: run(full, do)))
     return row
 
 
@@ -87,13 +86,6 @@ def _error(x: Tensor, y: Tensor) -> float:
         total += b.float().square().sum().item()
         error += (a.float() - b.float()).square().sum().item()
     return (error / total) ** 0.5
-
-
-def _largest(x: float) -> float:
-    """Return the largest x of all ranks."""
-    value = torch.tensor(x, device="cuda", dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
 
 
 def _of_last_rank(x: float) -> float:
@@ -146,21 +138,6 @@ def _ms(call) -> float:
     return sorted(times[3:])[CALLS // 2]
 
 
-def _rank(rank: int, ranks: int, store: str, cases: list[Case], json: Path | None) -> None:
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    rows = []
-    for case in cases:
-        torch.manual_seed(0)
-        rows.append(measured(case))
-        torch.cuda.empty_cache()
-        if rank == 0:
-            print(_line(rows[-1]), flush=True)
-    if rank == 0 and json:
-        recorded.write(json, recorded.provenance("python -m flakit.bench.ranks"), rows)
-    dist.destroy_process_group()
-
-
 def _line(row: dict) -> str:
     alone = "no memory" if row["alone_ms"] is None else f"{row['alone_ms']:.2f}"
     ratio = "" if row["alone_ms"] is None else f"{row['alone_ms'] / row['together_ms']:.2f}"
@@ -186,8 +163,9 @@ def main() -> None:
     heads = "operator", "T", "one GPU, ms", f"{args.gpus} GPUs, ms", "ratio", "messages", "MiB a rank", "L2 apart"
     heads += "gathers, ms", "under way", "overlapped"
     print(" ".join(f"{x:>12}" for x in heads))
-    with TemporaryDirectory() as folder:
-        mp.spawn(_rank, (args.gpus, f"{folder}/store", cases, args.json), args.gpus)
+    rows = on_ranks(args.gpus, measured, cases, _line)
+    if args.json:
+        recorded.write(args.json, recorded.provenance("python -m flakit.bench.ranks"), rows)
 
 
 if __name__ == "__main__":

@@ -122,18 +122,13 @@ WAYS: Mapping[str, Callable[[int, Messages, Network], float]] = {
 }
 
 
+@functools.cache
 def messages(case: Case) -> tuple[Messages, Messages]:
     """Return the messages of the operator's forward and of its backward, with float32 states."""
-    return _messages(replace(case, T=1))
-
-
-@functools.cache
-def _messages(case: Case) -> tuple[Messages, Messages]:
-    registered, inputs = _registered(case.op), case.inputs("cpu")
-    tensors = [inputs[name].detach() for name in operator(case.op).tensors]
-    M = registered.linear_map.shape(tensors)
-    _, states = registered.shapes(*tensors, case.B)
-    factor, state = _numel([M]), _numel(states)
+    registered, inputs = _registered(case.op), replace(case, T=1).inputs("cpu")
+    tensors = [inputs[name].detach() for name in case.operator.tensors]
+    factor = torch.Size(registered.linear_map.shape(tensors)).numel()
+    state = sum(torch.Size(shape).numel() for shape in registered.shapes(*tensors, case.B)[1])
     apply, join = _small_kernels(case.op)
     sizes = 4 * (factor + state), 4 * state, apply, join
     return Messages(sizes[0], *sizes), Messages(4 * state, *sizes)
@@ -143,15 +138,11 @@ def _registered(op: str):
     return importlib.import_module(f"flakit.ops.{op}.api")._registered
 
 
-def _numel(shapes: Iterable[tuple[int, ...]]) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes)
-
-
 @functools.cache
 def _small_kernels(op: str) -> tuple[int, int]:
     """Count the kernels that launch for one map M S + N of a state S, and for composing two such maps, by PyTorch's
     dispatch."""
-    registered, inputs = _registered(op), replace(next(c for c in CASES if c.op == op), T=1).inputs("cpu")
+    registered, inputs = _registered(op), sized(op, 1).inputs("cpu")
     tensors = [inputs[name].detach() for name in operator(op).tensors]
     _, shapes = registered.shapes(*tensors, 1)
     M = torch.zeros(registered.linear_map.shape(tensors), dtype=torch.float64)
@@ -205,7 +196,7 @@ def own(case: Case, fixed_ms: float | None = None, card: str = CARDS[0]) -> Rank
     if fixed_ms is None:
         rows = speed.select(op=case.op, who="flakit", form="chunk", B=1, T=32_768, dtype="bfloat16")
         fixed_ms = rows[0]["host_both_ms"]
-    row, recorded_case = measured(case.op, card)[0], next(c for c in CASES if c.op == case.op)
+    row, recorded_case = measured(case.op, card)[0], sized(case.op, case.T)
     floor, recorded_floor = (_floor(c, speed.meta) for c in (case, recorded_case))
     return Rank(fixed_ms, (row["alone_ms"] - fixed_ms) / row["T"] * floor / recorded_floor)
 
@@ -234,9 +225,8 @@ def foretold(net: Network | None = None) -> list[dict]:
     """Predict every recorded row's together_ms from its alone_ms; return the rows with simulated_ms, simulated_bytes
     per rank, off (relative error of simulated_ms), off_without_fixed (that with fixed_ms = 0) and card."""
     rows = []
-    recordings = {card: recorded.read(f"{card}_ranks").rows for card in CARDS}
-    for card, row in [(card, row) for card, table in recordings.items() for row in table]:
-        case = replace(next(c for c in CASES if c.op == row["operator"]), T=row["T"])
+    for card, row in [(each, row) for each in CARDS for row in recorded.read(f"{each}_ranks").rows]:
+        case = sized(row["operator"], row["T"])
         ms, no_fixed = (together_ms(case, row["ranks"], "gather", net, own(case, fixed, card)) for fixed in (None, 0.0))
         errors = {"off": ms / row["together_ms"] - 1, "off_without_fixed": no_fixed / row["together_ms"] - 1}
         sent = sum(x.gathered for x in messages(case))
@@ -320,10 +310,9 @@ def main() -> None:
 
 def drawn(op: str = "rwkv7", net: Network | None = None, most: int = 1024) -> tuple[str, list[int], dict, dict]:
     """Return the arguments of `figures.over_ranks`: title, ranks, panels of named lines, and the measured points."""
-    rank_counts = counts(most)
-    T, K = 2**20, next(c for c in CASES if c.op == op).K
+    rank_counts, T = counts(most), 2**20
 
-    def line(T: int, size: int = K, way: str = "gather") -> list[float]:
+    def line(T: int, size: int | None = None, way: str = "gather") -> list[float]:
         return [efficiency(sized(op, T, size), r, way, net) for r in rank_counts]
 
     panels = {

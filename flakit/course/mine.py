@@ -17,15 +17,14 @@ The solutions' notebooks write to solutions/mine.py in the same way.
 
 import ast
 import builtins
-import dis
 import inspect
 import linecache
 import symtable
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from ..language import Words
 from ..numerics import carried
@@ -150,13 +149,23 @@ def _known(text: str) -> set[str]:
     return {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
 
 
+def _needed(text: str) -> set[str]:
+    """Return the global names that a function's source text reads: in its body and the functions within it, and in
+    decorators, defaults and annotations, which its module needs on import."""
+    names, tables = set(), [symtable.symtable(text, FILE, "exec")]
+    for table in tables:
+        tables += table.get_children()
+        names |= {each.get_name() for each in table.get_symbols() if each.is_global() and each.is_referenced()}
+    return names
+
+
 def _with(function: Callable, text: str) -> str:
     """Return a module's source with a function added or replaced, and the imports and functions that it needs.
 
     Raise ValueError if it uses a global that is neither."""
     plain = _plain(function)
     new = textwrap.dedent(inspect.getsource(plain)).rstrip()
-    for name in sorted((_globals(plain.__code__) | _outside(new)) - {plain.__name__}):
+    for name in sorted(_needed(new) - {plain.__name__}):
         if name in _known(text) or hasattr(builtins, name):
             continue
         value = plain.__globals__.get(name)
@@ -180,22 +189,12 @@ def _plain(function):
     return function
 
 
-def _globals(code: CodeType) -> set[str]:
-    """Return the global names that a function and its nested functions read."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    return names.union(*(_globals(const) for const in code.co_consts if isinstance(const, CodeType)))
-
-
-def _outside(text: str) -> set[str]:
-    """Return the names in a function's decorators, defaults and annotations, which its module needs on import."""
-    (node,) = ast.parse(text).body
-    outside = [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
-    return {each.id for part in outside for each in ast.walk(part) if isinstance(each, ast.Name)}
-
-
 def _import(name: str, function: Callable) -> str | None:
     """Return the import statement by which the function's module or notebook binds a name, None if there is none."""
-    for source in _sources(function):
+    cells = function.__globals__.get("In")  # of a notebook, the latest first
+    if not isinstance(cells, list):
+        cells = [Path(inspect.getsourcefile(function)).read_text(encoding="utf-8")]
+    for source in reversed(cells):
         try:
             nodes = list(ast.walk(ast.parse(source)))
         except SyntaxError:  # a cell with an IPython command
@@ -206,16 +205,6 @@ def _import(name: str, function: Callable) -> str | None:
                     if (each.asname or each.name.partition(".")[0]) == name:
                         return ast.unparse(type(node)(**{**vars(node), "names": [each]}))
     return None
-
-
-def _sources(function: Callable) -> Iterator[str]:
-    """Yield the source texts to search for imports: a notebook's cells, the latest first, or else the function's
-    module."""
-    cells = function.__globals__.get("In")
-    if isinstance(cells, list):
-        yield from reversed(cells)
-    else:
-        yield Path(inspect.getsourcefile(function)).read_text(encoding="utf-8")
 
 
 def _with_import(statement: str, text: str) -> str:
