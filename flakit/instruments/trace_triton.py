@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -124,92 +124,84 @@ class InterpreterWatch:
             kind = name.removeprefix("create_")
             if kind == name or kind in ("load", "store", "barrier", "assert", "print", "assume"):
                 continue
-            original = getattr(Builder, name)
             if kind in _MOVES or kind == "addptr":
-                wrapped = self._moving(original, kind)
+                self._wrap(Builder, name, self._move, kind)
             elif kind == "masked_load":
-                wrapped = self._loading(original)
+                self._wrap(Builder, name, self._load)
             elif kind == "masked_store":
-                wrapped = self._storing(original)
+                self._wrap(Builder, name, self._store)
             elif kind in ("atomic_rmw", "atomic_cas"):
-                wrapped = self._adding(original)
+                self._wrap(Builder, name, self._add)
             elif kind.startswith(("tensor_pointer_", "descriptor_")):
-                wrapped = self._by_block(original)
+                self._wrap(Builder, name, self._through_block)
             elif kind.startswith("fcmp") and self.digits is not None:
-                wrapped = self._comparing(original)
-            elif kind.startswith(("icmp", "fcmp", "make_", "get_", "advance", "histogram")):
-                continue
-            else:
-                wrapped = self._computing(original, kind)
-            self._replace(Builder, name, wrapped)
-        self._replace(self.names.Reduction, "apply", self._reducing(self.names.Reduction.apply))
-        self._replace(self.names.Grid, "_init_args_hst", self._arguments(self.names.Grid._init_args_hst))
-        self._replace(self.names.Grid, "__call__", self._launching(self.names.Grid.__call__))
+                self._wrap(Builder, name, self._compare)
+            elif not kind.startswith(("icmp", "fcmp", "make_", "get_", "advance", "histogram")):
+                self._wrap(Builder, name, self._compute, kind)
+        self._wrap(self.names.Reduction, "apply", self._reduce)
+        self._wrap(self.names.Grid, "_init_args_hst", self._arguments)
+        self._wrap(self.names.Grid, "__call__", self._launch)
         if self.digits is not None:
-            self._replace(self.names.module, "_patch_lang_tensor", self._turning(self.names.module._patch_lang_tensor))
+            self._wrap(self.names.module, "_patch_lang_tensor", self._patch_tensor)
 
-    def _replace(self, owner: object, name: str, new: object) -> None:
-        self._replaced.enter_context(patch.object(owner, name, new))
+    def _wrap(self, owner: object, name: str, method: Callable, *more: object) -> None:
+        """Patch a function: until `remove`, a call of it is method(the original, *more, *its arguments)."""
+        original = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            return method(original, *more, *args, **kwargs)
+
+        self._replaced.enter_context(patch.object(owner, name, wrapped))
 
     def remove(self) -> None:
         self._replaced.close()
 
-    def _launching(self, original):
-        def call(grid, *args, **kwargs):
-            with interpreted_alone():
-                outer = self._kernel, self._tensors, self._thread
-                self._kernel, self._tensors, self._thread = grid.fn.__name__, {}, threading.get_ident()
-                known = self.digits.began() if self.digits is not None else None
-                try:
-                    with np.errstate(all="ignore"):
-                        out = original(grid, *args, **kwargs)
-                        if self.digits is not None:
-                            self.digits.ended(self._kernel)
-                        return out
-                finally:
+    def _launch(self, original, grid, *args, **kwargs):
+        with interpreted_alone():
+            outer = self._kernel, self._tensors, self._thread
+            self._kernel, self._tensors, self._thread = grid.fn.__name__, {}, threading.get_ident()
+            known = self.digits.began() if self.digits is not None else None
+            try:
+                with np.errstate(all="ignore"):
+                    out = original(grid, *args, **kwargs)
                     if self.digits is not None:
-                        self.digits.left(known)
-                    self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
-                    self._kernel, self._tensors, self._thread = outer
+                        self.digits.ended(self._kernel)
+                    return out
+            finally:
+                if self.digits is not None:
+                    self.digits.left(known)
+                self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
+                self._kernel, self._tensors, self._thread = outer
 
-        return call
+    def _arguments(self, original, grid, args, kwargs):
+        args_hst, kwargs_hst = original(grid, args, kwargs)
+        named = {**dict(zip(grid.arg_names, args_hst, strict=False)), **kwargs_hst}
+        device = {**dict(zip(grid.arg_names, args, strict=False)), **kwargs}
+        for name, x in named.items():
+            x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
+            if isinstance(x, torch.Tensor) and x.data_ptr():
+                self._tensors.setdefault(x.data_ptr(), (_Argument(name, x),))
+                if self.digits is not None:
+                    own = getattr(device[name], "base", device[name])
+                    self.digits.given(name, x, own.device.type != "cpu")
+        return args_hst, kwargs_hst
 
-    def _arguments(self, original):
-        def on_host(grid, args, kwargs):
-            args_hst, kwargs_hst = original(grid, args, kwargs)
-            named = {**dict(zip(grid.arg_names, args_hst, strict=False)), **kwargs_hst}
-            device = {**dict(zip(grid.arg_names, args, strict=False)), **kwargs}
-            for name, x in named.items():
-                x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
-                if isinstance(x, torch.Tensor) and x.data_ptr():
-                    self._tensors.setdefault(x.data_ptr(), (_Argument(name, x),))
-                    if self.digits is not None:
-                        own = getattr(device[name], "base", device[name])
-                        self.digits.given(name, x, own.device.type != "cpu")
-            return args_hst, kwargs_hst
+    def _move(self, original, kind: str, builder, *args):
+        """Move values: the result gets the operand's `Site` and the argument it points into."""
+        out = original(builder, *args)
+        source = next((x for x in args if type(x) is self.names.Handle), None)
+        if source is not None:
+            known = source.__dict__
+            if "site" in known:
+                out.site = source.site
+            if base := known.get("base") or source.data.dtype == np.uint64 and self._pointed_to(source):
+                out.base = base
+        if self.digits is not None:
+            self.digits.moved(kind, original, builder, args, out)
+        return out
 
-        return on_host
-
-    def _moving(self, original, kind: str):
-        """Wrap an operation that moves values: its result gets the operand's `Site` and the argument it points into."""
-
-        def move(builder, *args):
-            out = original(builder, *args)
-            source = next((x for x in args if type(x) is self.names.Handle), None)
-            if source is not None:
-                known = source.__dict__
-                if "site" in known:
-                    out.site = source.site
-                if base := known.get("base") or source.data.dtype == np.uint64 and self._pointed_to(source):
-                    out.base = base
-            if self.digits is not None:
-                self.digits.moved(kind, original, builder, args, out)
-            return out
-
-        return move
-
-    def _turning(self, original):
-        """Wrap the interpreter's patching of `tl.tensor`: its `x.T` is numpy's, unseen; here it calls the builder."""
+    def _patch_tensor(self, original, tensor, *args):
+        """Patch `tl.tensor` as the interpreter does, but for its `x.T`, which is numpy's, unseen: call the builder."""
         builder, tl = self.names.builder, self.names.language
 
         def turned(tensor):
@@ -218,87 +210,68 @@ class InterpreterWatch:
             shape = [tensor.shape[i] for i in order]
             return tl.tensor(builder.create_trans(tensor.handle, order), tl.block_type(tensor.dtype, shape))
 
-        def patch(tensor, *args):
-            original(tensor, *args)
-            # Undone with what the interpreter has put there. numpy 2.4 takes no array for a number.
-            tensor.T = property(turned)
-            tensor.__index__ = lambda self: int(self.handle.data.item())
+        original(tensor, *args)
+        # Undone with what the interpreter has put there. numpy 2.4 takes no array for a number.
+        tensor.T = property(turned)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
 
-        return patch
+    def _compare(self, original, builder, *args):
+        out = original(builder, *args)
+        if not self._silent:
+            self.digits.compared(original, builder, args, out)
+        return out
 
-    def _comparing(self, original):
-        def compare(builder, *args):
-            out = original(builder, *args)
-            if not self._silent:
-                self.digits.compared(original, builder, args, out)
+    def _compute(self, original, kind: str, builder, *args, **kwargs):
+        out = original(builder, *args, **kwargs)
+        if self._silent:
             return out
-
-        return compare
-
-    def _computing(self, original, kind: str):
         operation = _WORDS.get(kind, kind)
-        ln_base, Handle = LN_BASE.get(operation), self.names.Handle
+        if operation in LN_BASE:
+            self._headroom(operation, args[0])
+        if self.digits is not None:
+            self.digits.computed(kind, operation, args, out)
+        for part in out if isinstance(out, tuple) else (out,):  # a split has two halves
+            if type(part) is self.names.Handle:
+                self._made(operation, args, part)
+        return out
 
-        def compute(builder, *args, **kwargs):
-            out = original(builder, *args, **kwargs)
-            if self._silent:
-                return out
-            if ln_base is not None:
-                self._headroom(operation, ln_base, args[0])
+    def _reduce(self, original, reduction, input):
+        if not isinstance(input, tuple):
+            return original(reduction, input)
+        out = self._silently(original, reduction, input)
+        if not self._silent:
+            combine = getattr(reduction.combine_fn, "__name__", "")
+            operation = _COMBINED.get(combine, combine or "reduce")
+            if "Scan" in type(reduction).__name__:
+                operation = f"cum{operation}" if operation in ("sum", "prod") else f"scan by {operation}"
+            handles = tuple(x.handle for x in input)
             if self.digits is not None:
-                self.digits.computed(kind, operation, args, out)
-            if type(out) is Handle:
-                self._made(operation, args, out)
-            elif isinstance(out, tuple):  # the two halves of a split
-                for part in out:
-                    self._made(operation, args, part)
-            return out
+                outs, again = [x.handle for x in out], partial(self._again, original, reduction, input)
+                self.digits.reduced(reduction, operation, handles, outs, again)
+            for x in out:
+                self._made(operation, handles, x.handle)
+        return out
 
-        return compute
+    def _silently(self, original, reduction, input):
+        """Reduce without recording the operations of its combine function."""
+        self._silent += 1
+        try:
+            return original(reduction, input)
+        finally:
+            self._silent -= 1
 
-    def _reducing(self, original):
-        def apply(reduction, input):
-            if not isinstance(input, tuple):
-                return original(reduction, input)
-            self._silent += 1
-            try:
-                out = original(reduction, input)
-            finally:
-                self._silent -= 1
-            if not self._silent:
-                combine = getattr(reduction.combine_fn, "__name__", "")
-                operation = _COMBINED.get(combine, combine or "reduce")
-                if "Scan" in type(reduction).__name__:
-                    operation = f"cum{operation}" if operation in ("sum", "prod") else f"scan by {operation}"
-                handles = tuple(x.handle for x in input)
-                if self.digits is not None:
-                    outs = [x.handle for x in out]
-                    self.digits.reduced(reduction, operation, handles, outs, self._again(original, reduction, input))
-                for x in out:
-                    self._made(operation, handles, x.handle)
-            return out
-
-        return apply
-
-    def _again(self, original, reduction, input):
-        """Return a function that applies the same reduction to float64 numbers; it returns None where it cannot."""
+    def _again(self, original, reduction, input, numbers: list) -> list[np.ndarray] | None:
+        """Apply the same reduction to float64 numbers; return None where that is impossible."""
         tl, Handle, double = self.names.language, self.names.Handle, self.names.float64
-
-        def again(numbers: list) -> list[np.ndarray] | None:
-            others = tuple(
-                x if y is None
-                else tl.tensor(Handle(y, double), tl.block_type(double, list(y.shape)) if x.type.is_block() else double)
-                for x, y in zip(input, numbers, strict=True)
-            )  # fmt: skip
-            self._silent += 1
-            try:
-                return [x.handle.data for x in original(reduction, others)]
-            except Exception:  # a user's function may take float32 alone
-                return None
-            finally:
-                self._silent -= 1
-
-        return again
+        others = tuple(
+            x if y is None
+            else tl.tensor(Handle(y, double), tl.block_type(double, list(y.shape)) if x.type.is_block() else double)
+            for x, y in zip(input, numbers, strict=True)
+        )  # fmt: skip
+        try:
+            return [x.handle.data for x in self._silently(original, reduction, others)]
+        except Exception:  # a user's function may take float32 alone
+            return None
 
     def _values(self, handle) -> Any:
         """Return the numbers of a float tile, bfloat16 as float32; None for anything else."""
@@ -375,17 +348,14 @@ class InterpreterWatch:
         if lanes:
             site.masked[self._place()[1], operation] += lanes
 
-    def _by_block(self, original):
-        def through(builder, pointer, *args, **kwargs):
-            outer = self._block_base
-            base = getattr(pointer, "base", ())
-            self._block_base = base if isinstance(base, tuple) else self._base(base)
-            try:
-                return original(builder, pointer, *args, **kwargs)
-            finally:
-                self._block_base = outer
-
-        return through
+    def _through_block(self, original, builder, pointer, *args, **kwargs):
+        outer = self._block_base
+        base = getattr(pointer, "base", ())
+        self._block_base = base if isinstance(base, tuple) else self._base(base)
+        try:
+            return original(builder, pointer, *args, **kwargs)
+        finally:
+            self._block_base = outer
 
     def _base(self, pointers) -> "tuple[_Argument, ...]":
         """Return the arguments into which pointers may point; empty if unknown."""
@@ -437,70 +407,61 @@ class InterpreterWatch:
         access.lanes += int(lanes.sum())
         access.programs.add(self.program)
 
-    def _loading(self, original):
-        def load(builder, pointers, mask, other, *args, **kwargs):
-            touched, wild = self._inside("load", pointers, mask)
+    def _load(self, original, builder, pointers, mask, other, *args, **kwargs):
+        touched, wild = self._inside("load", pointers, mask)
+        if wild is not None:
+            mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
+        out = original(builder, pointers, mask, other, *args, **kwargs)
+        x = self._values(out)
+        if wild is not None and x is not None:
+            if x is out.data:
+                x[wild] = np.nan
+            else:
+                out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
+        if self.digits is not None and not self._silent:
+            self.digits.loaded(touched, pointers, _lit(mask), other, out)
+        if x is not None and not self._silent:
+            bad = ~np.isfinite(x) & _lit(mask)
             if wild is not None:
-                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
-            out = original(builder, pointers, mask, other, *args, **kwargs)
-            x = self._values(out)
-            if wild is not None and x is not None:
-                if x is out.data:
-                    x[wild] = np.nan
-                else:
-                    out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
-            if self.digits is not None and not self._silent:
-                self.digits.loaded(touched, pointers, _lit(mask), other, out)
-            if x is not None and not self._silent:
-                bad = ~np.isfinite(x) & _lit(mask)
-                if wild is not None:
-                    bad |= wild
-                nans = np.isnan(x) & bad
-                if (bad & (nans | (x > 0))).any():  # masks, and decays that forget all, use -inf
-                    how = How.READ if wild is None else How.BEYOND
-                    read = [argument for argument, lanes in touched if (lanes & bad).any()]
-                    into = ", ".join(argument.name for argument in read)
-                    site = self._found("load", how, partial(self._tile, out, x, bad, nans, [], "load"), bad, nans, into)
-                    for argument in read:
-                        for writer in self.memory.get(argument.storage_start, ()):
-                            site.descends_from(writer)
-                    out.site = site
-                elif other is not None and "site" in other.__dict__:
-                    out.site = other.site
-            return out
+                bad |= wild
+            nans = np.isnan(x) & bad
+            if (bad & (nans | (x > 0))).any():  # masks, and decays that forget all, use -inf
+                how = How.READ if wild is None else How.BEYOND
+                read = [argument for argument, lanes in touched if (lanes & bad).any()]
+                into = ", ".join(argument.name for argument in read)
+                site = self._found("load", how, partial(self._tile, out, x, bad, nans, [], "load"), bad, nans, into)
+                for argument in read:
+                    for writer in self.memory.get(argument.storage_start, ()):
+                        site.descends_from(writer)
+                out.site = site
+            elif other is not None and "site" in other.__dict__:
+                out.site = other.site
+        return out
 
-        return load
+    def _store(self, original, builder, pointers, value, mask, *args, **kwargs):
+        touched, wild = self._inside("store", pointers, mask)
+        if wild is not None:
+            mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
+        self._stored("store", touched, value, mask)
+        if self.digits is not None:
+            self.digits.stored(touched, pointers, value, _lit(mask))
+        return original(builder, pointers, value, mask, *args, **kwargs)
 
-    def _storing(self, original):
-        def store(builder, pointers, value, mask, *args, **kwargs):
-            touched, wild = self._inside("store", pointers, mask)
-            if wild is not None:
-                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
-            self._stored("store", touched, value, mask)
-            if self.digits is not None:
-                self.digits.stored(touched, pointers, value, _lit(mask))
-            return original(builder, pointers, value, mask, *args, **kwargs)
-
-        return store
-
-    def _adding(self, original):
-        def add(builder, *args, **kwargs):
-            # (operation, pointers, value, mask, …), or (pointers, compared, value, …)
-            by_mask = not hasattr(args[0], "data")
-            pointers, value = (args[1], args[2]) if by_mask else (args[0], args[2])
-            mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), self.names.int1)
-            touched, wild = self._inside("atomic", pointers, mask)
-            if wild is not None and by_mask:
-                mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
-                args = (*args[:3], mask, *args[4:])
-            self._stored("atomic", touched, value, mask)
-            out = original(builder, *args, **kwargs)
-            if self.digits is not None:
-                word = getattr(args[0], "name", "CAS") if by_mask else "CAS"
-                self.digits.added(word, touched, pointers, value, _lit(mask), out)
-            return out
-
-        return add
+    def _add(self, original, builder, *args, **kwargs):
+        # (operation, pointers, value, mask, …), or (pointers, compared, value, …)
+        by_mask = not hasattr(args[0], "data")
+        pointers, value = (args[1], args[2]) if by_mask else (args[0], args[2])
+        mask = args[3] if by_mask else self.names.Handle(np.ones_like(pointers.data, dtype=bool), self.names.int1)
+        touched, wild = self._inside("atomic", pointers, mask)
+        if wild is not None and by_mask:
+            mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
+            args = (*args[:3], mask, *args[4:])
+        self._stored("atomic", touched, value, mask)
+        out = original(builder, *args, **kwargs)
+        if self.digits is not None:
+            word = getattr(args[0], "name", "CAS") if by_mask else "CAS"
+            self.digits.added(word, touched, pointers, value, _lit(mask), out)
+        return out
 
     def _stored(self, operation: str, touched: "list[_Touched]", value, mask) -> None:
         if "site" not in value.__dict__:
@@ -567,7 +528,7 @@ class InterpreterWatch:
             tuple(shown), lanes,
         )  # fmt: skip
 
-    def _headroom(self, operation: str, ln_base: float, handle) -> None:
+    def _headroom(self, operation: str, handle) -> None:
         x = self._values(handle)
         if x is None or not x.size:
             return
@@ -579,7 +540,7 @@ class InterpreterWatch:
         if known is not None and largest <= known.largest:
             return
         top = float(np.finfo(x.dtype).max) if x is handle.data else 3.3895314e38
-        room = math.log(top) - float(largest) * ln_base
+        room = math.log(top) - float(largest) * LN_BASE[operation]
         index = _plain(np.unravel_index(int(np.nan_to_num(x, nan=-np.inf).argmax()), x.shape))
         self.trace._headroom[key] = Headroom(
             place, operation, float(largest), room, self.program, index, _plain(x.shape)
