@@ -56,11 +56,6 @@ WORDS = Words() | {
     "point": "Point at a cell to see its arithmetic; the arrow keys walk on from there.",
     "stale": "The picture shows the last setting that worked.",
     "gone": "The kernel that moves this panel has stopped. Run this cell again.",
-    "starting": "starting",
-    "stopping": "stopping",
-    "cancel": "cancel",
-    "cancelled": "cancelled",
-    "failed": "failed",
     "progress": "{done} of {total}",
     "done": "done in {seconds:.1f} s",
 }
@@ -534,7 +529,7 @@ class ButtonRun(widgets.HBox):
         self._thread, self._stop = None, threading.Event()
         self.button = widgets.Button(description=label, icon="play", layout={"width": "auto"})
         self.cancel_button = widgets.Button(
-            description=WORDS["cancel"], icon="stop", disabled=True, layout={"width": "auto"}
+            description=say("cancel"), icon="stop", disabled=True, layout={"width": "auto"}
         )
         self.bar = widgets.IntProgress(0, 0, 1, layout={"width": "220px"}).add_class("flakit-progress")
         self.status = widgets.Label("")
@@ -549,7 +544,7 @@ class ButtonRun(widgets.HBox):
             return
         self._stop.clear()
         self.button.disabled, self.cancel_button.disabled = True, False
-        self.bar.value, self.status.value = 0, WORDS["starting"]
+        self.bar.value, self.status.value = 0, say("starting")
         self._thread = threading.Thread(target=self._run, daemon=True)
         atexit.register(self._leave)
         self._thread.start()
@@ -558,7 +553,7 @@ class ButtonRun(widgets.HBox):
     def cancel(self) -> None:
         """Ask the work to stop at its next step."""
         self._stop.set()
-        self.status.value = WORDS["stopping"]
+        self.status.value = say("stopping")
 
     def wait(self, seconds: float | None = None) -> None:
         """Block until the work is over, at most so many seconds; None: without a limit."""
@@ -586,9 +581,9 @@ class ButtonRun(widgets.HBox):
             result = self._work(self._progress, self._stop.is_set)
             self._done(result)
             done = WORDS.say("done", seconds=time.perf_counter() - start)
-            self.status.value = WORDS["cancelled"] if self._stop.is_set() else done
+            self.status.value = say("cancelled") if self._stop.is_set() else done
         except Exception as error:
-            self.status.value = WORDS["failed"]
+            self.status.value = say("failed")
             self._failed(error)
         finally:
             atexit.unregister(self._leave)

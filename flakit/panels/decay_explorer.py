@@ -80,7 +80,6 @@ WORDS = Words() | {
     },
     "nothing breaks": "The law: nothing breaks, however strong the decay {knob}; measured: {measured}.",
     "nothing": "nothing does",
-    "per token": "per token",
     "of token": "of token {at}",
     "bound": "{op}'s own decay never goes past |{which}| = {bound}.",
     "no pair": "token {i}, key {j}: no product is formed for this pair, for it would read the future",
@@ -456,7 +455,7 @@ def _law(onsets: dict[str, Onset], which: str, at: int | None) -> str:
 
 
 def _along(at: int | None) -> str:
-    return WORDS["per token"] if at is None else WORDS.say("of token", at=at)
+    return say("per token") if at is None else WORDS.say("of token", at=at)
 
 
 def _value(result, cell: Cell, op: str) -> str:

@@ -79,7 +79,6 @@ WORDS = Words() | {
     "dot": "{tensor}, {form}: L2 {l2}, worst row {worst_row}, worst element {worst_element}{place}",
     "place": ", {place}: {got} (true: {true})",
     "step": "{tensor}, {axis} {n}: {errors}{place}",
-    "token": "token",
     "none": "{tensor}: {form} makes none of its own.",
     "mine": "mine",
     "other": "other",
@@ -370,7 +369,7 @@ class GradientComparer(Panel):
         here = {row["form"]: _along(op, tensor, row["got"], row["true"])[cell.column] for row in of}
         errors = ", ".join(WORDS.say("error", form=label(form), error=error(x)) for form, x in here.items())
         place = _worst(op, max(of, key=lambda row: here[row["form"]]), axis, cell.column)
-        name = WORDS["token"] if axis == "T" else label(_AXES[axis])
+        name = say("token") if axis == "T" else label(_AXES[axis])
         return WORDS.say("step", tensor=tensor, axis=name, n=cell.column, errors=errors, place=place)
 
     def beside(self, cell: Cell) -> list[tuple[str, int | None, int | None]]:
@@ -518,7 +517,7 @@ def _worst(op: Operator, row: Mapping, axis: str | None = None, at: int = 0) -> 
         only = only.reshape([-1 if name == axis else 1 for name in axes])
         off = torch.where(only, off, -1.0)
     place = [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
-    names = {"T": WORDS["token"], **_AXES}
+    names = {"T": say("token"), **_AXES}
     parts = [f"{label(names[x])} {n}" for x, n in zip(axes, place, strict=True) if x in names and x != axis]
     return WORDS.say("place", place=", ".join(parts), got=got[tuple(place)], true=true[tuple(place)])
 

@@ -9,7 +9,7 @@ from ..figures.digits import DigitsFigure
 from ..instruments import workbench
 from ..instruments.digits import budget, right
 from ..instruments.trace_record import Trace
-from ..language import Words, speaking
+from ..language import Words, say, speaking
 from ..numerics.words import number
 from . import knobs
 from .kernel_trace import WORDS as KERNEL
@@ -25,7 +25,6 @@ WORDS = Words() | {
     "lost": "At a decay of {decay}, line {line} loses the digits, “{code}”: {what}. Of its worst lane it was given "
     "{inside} digits and leaves {out}.",
     "reaches": " {digits} digits of o are right, of {allowed} that it should have.",
-    "all": "all",
     "row": "line {line}: {inside} digits right going in, {out} coming out; worst lane {index}: computed "
     "{computed}, exact {true}",
 }
@@ -98,7 +97,7 @@ def _traced(decay: float, way: str, products: str, lines: tuple[Callable, ...] =
 
 
 def _digits(x: float) -> str:
-    return f"{x:.1f}" if math.isfinite(x) else WORDS["all"]
+    return f"{x:.1f}" if math.isfinite(x) else say("all")
 
 
 def lost_digits(*lines: Callable, show=None, language: str | None = None, **settings) -> LostDigits:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...figures import style
-from ...figures.canvas import Canvas, Cell
+from ...figures.canvas import Cell
 from ...figures.marks import Bars, CellGrid, name_rows
 from ...instruments.examiner import Examiner
 from ...instruments.finding import findings
 from ...instruments.subject import Subject
-from ...language import Words
+from ...language import Words, say
 from ...numerics.words import error
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, steps
@@ -30,7 +30,6 @@ WORDS = Words() | {
         "x": "relative error",
         "within": "within its budget",
         "beyond": "called wrong",
-        "allowed": "allowed",
         "none": "Nothing is planted: what is left is rounding in {dtype}. The largest error is {worst} of its budget.",
         "unseen": "All values are {fault} too large. The largest error is {worst} of its budget: the fault is lost in "
         "the rounding of {dtype}.",
@@ -89,9 +88,7 @@ print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False
         return BudgetShown(fault, dtype, tuple(x.tensor for x in results), errors, allowed)
 
     def __init__(self, width: float):
-        height = 2.6
-        self.canvas = Canvas(width, height)
-        ax = self.canvas.axes(0.6, 0.13, width - 2.55, height - 0.65)
+        ax = self.plot(width, 2.6, left=0.6, right=1.95, top=0.13, bottom=0.52)
         ax.set(xlabel=self.words["x"], xlim=(_LOW, _HIGH))
         powers = range(int(_LOW), 1, 2 if width < 7 else 1)
         ax.set_xticks(list(powers), [f"$10^{{{n}}}$" for n in powers])
@@ -100,7 +97,7 @@ print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False
             self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
         )
         handles = [style.swatch(style.BLUE, self.words["within"]), style.swatch(style.BROKEN, self.words["beyond"])]
-        handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=self.words["allowed"])[0])
+        handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=say("allowed"))[0])
         at = (1 - 1.8 / width, 0.95)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
         (self._marks,) = ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)

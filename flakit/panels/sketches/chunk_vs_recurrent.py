@@ -13,7 +13,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Bars, CellGrid, Ring, name_rows
-from ...language import Words
+from ...language import Words, say
 from ...numerics.errors import Errors, compare, relative_l2
 from ...numerics.evaluate import recurrence, truth
 from ...numerics.inputs import inputs
@@ -35,7 +35,6 @@ WORDS = Words() | {
         "are from the true value, in steps of the format; right, a bar for how far each form is off in all",
         "steps": "off by so many steps of the format",
         "all": "all outputs off by",
-        "token": "token",
         "true": "true value",
         "chunk": "chunk",
         "recurrent": "recurrent",
@@ -43,7 +42,6 @@ WORDS = Words() | {
         "say": "Stored with {digits} binary digits{name}, {share} of the outputs differ between the two forms.\n"
         "The chunk form is off by {chunk} of the true values, the recurrent form by {recurrent}.",
         "names": {24: ", as in float32", 11: ", as in float16", 8: ", as in bfloat16"},
-        "none": "none",
         "arithmetic": "token {t}: true {true:.9g}, chunk {chunk:.9g}, recurrent {recurrent:.9g}; a step is {step:.3g} "
         "here",
         "off": "{form}: |difference| / |truth| over all outputs is {off}",
@@ -52,8 +50,6 @@ WORDS = Words() | {
         "alt": "Left, a map of how far every number of an output is off, tokens from left to right and channels from "
         "top to bottom; right, a bar for what each of five measures says of it, on a scale of powers of ten",
         "map": "off by, in units of the RMS",
-        "token": "token",
-        "channel": "channel",
         "measures": "what the measures say",
         "names": {
             "difference": "largest difference",
@@ -86,7 +82,6 @@ WORDS = Words() | {
         "was in the beginning, token by token on a scale of powers of ten; and what the sum of the log decays predicts",
         "x": "tokens read, t",
         "y": "distance left",
-        "measured": "measured",
         "law": "law $e^{t w}$",
         "same": "as in the beginning",
         "shrinks": "With w = {w} the difference shrinks: after {T} tokens {left} of it is left.",
@@ -164,7 +159,7 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
         most = self._MOST
         ax = self.canvas.axes(left, top, across, down)
         low, high = (each.format(steps=f"{most:.0f}") for each in self.words["beyond"])
-        ax.set(title=self.words["steps"], xlabel=self.words["token"])
+        ax.set(title=self.words["steps"], xlabel=say("token"))
         ax.set(xlim=(-0.5, _FIRST - 0.5), ylim=(-most - 0.4, most + 0.4))
         ax.set_yticks((-most, -2, 0, 2, most), (low, "-2", "0", "2", high))
         ax.axhspan(-0.5, 0.5, color=style.FINITE, linewidth=0, zorder=0)
@@ -201,7 +196,7 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
     def say(self, shown: TwoFormsShown) -> str:
         return self.words.say(
             "say", digits=shown.digits, name=self.words["names"].get(shown.digits, ""),
-            share=percent(shown.share) if shown.share else self.words["none"], chunk=error(shown.off["chunk"]),
+            share=percent(shown.share) if shown.share else say("none"), chunk=error(shown.off["chunk"]),
             recurrent=error(shown.off["recurrent"]),
         )  # fmt: skip
 
@@ -256,7 +251,7 @@ print(shown.errors)
         self.canvas = Canvas(width, top + down + bottom)
         across = width - left - gap - side - 0.15
         ax = self.canvas.axes(left, top, across, down)
-        ax.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["channel"])
+        ax.set(title=self.words["map"], xlabel=say("token"), ylabel=say("channel"))
         self._map = HeatMap(self.canvas, ax, vmin=-4, vmax=1, name="map")
         self._ring = Ring(self.canvas, ax)
         bar = self._map.colorbar(self.canvas.axes(left + across + 0.1, top, 0.1, down), "")
@@ -345,16 +340,14 @@ print("after 64 tokens", measured[-1].item(), "law", law[-1].item())
     _LOW, _HIGH = -10, 4  # powers of ten
 
     def __init__(self, width: float):
-        top, down, bottom, left, right = 0.12, 1.9, 0.5, 0.75, 1.45
-        self.canvas = Canvas(width, top + down + bottom)
-        ax = self.canvas.axes(left, top, width - left - right, down)
+        ax = self.plot(width, 2.52, left=0.75, right=1.45, top=0.12, bottom=0.5)
         ax.set(xlabel=self.words["x"], xlim=(0.5, _TOKENS + 0.5))
         ax.set(ylabel=self.words["y"], ylim=(self._LOW, self._HIGH))
         ax.set_yticks((-10, -5, 0, 4), ("$10^{-10}$", "$10^{-5}$", "1", "$10^{4}$"))
         ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
         ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, self.words["same"], transform=ax.transAxes, ha="right",
                 va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
-        (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=self.words["measured"])
+        (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=say("measured"))
         (self._law,) = ax.plot([], [], **style.LAW, label=self.words["law"], zorder=4)
         self.canvas.moving(self._line, self._law)
         CellGrid(self.canvas, ax, "distance", 1, _TOKENS)

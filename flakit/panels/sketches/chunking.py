@@ -11,7 +11,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import CellGrid, LabelledBars, Marked, Strip, whole_ticks
-from ...language import Words
+from ...language import Words, say
 from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import level_blocks
@@ -74,7 +74,6 @@ WORDS = Words() | {
         "token": "token of the chunk",
         "reader": "reader",
         "key": "key",
-        "anchor": "anchor",
         "large": "factors larger than 1",
         "weight": "exponent of the product",
         "say": "The anchor lies {where}. The largest factor of a reader is {reader}, that of a key {key}. "
@@ -261,7 +260,7 @@ print("largest weight", (read @ key.T).tril(-1).max().item())
             (self._lines[name],) = ax.plot([], [], label=self.words[name], zorder=4, **look)
         upright = ax.get_xaxis_transform()
         (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
-        self._name = ax.text(0, 0.02, self.words["anchor"], transform=upright, fontsize=9, va="bottom")
+        self._name = ax.text(0, 0.02, say("anchor"), transform=upright, fontsize=9, va="bottom")
         self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
         self.canvas.moving(*self._lines.values(), self._mark, self._name)
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)

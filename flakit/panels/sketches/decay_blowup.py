@@ -13,7 +13,7 @@ from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.heatmap import HeatMap
 from ...figures.marks import Marked, name_rows
-from ...language import Words
+from ...language import Words, say
 from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import sum_before
@@ -46,8 +46,6 @@ WORDS = Words() | {
     "counting": {
         "alt": "The 16 tokens of a block in a row, with the anchor and the token whose factor is largest; the tokens "
         "whose decays are in its exponent are coloured",
-        "token": "token",
-        "anchor": "anchor",
         "token with it": "the token whose factor it is",
         "added": "decays in its exponent",
         "say": "Anchored {anchor}, the largest factor of all is that of {whose} {token}. Its exponent undoes the "
@@ -192,7 +190,7 @@ print("of the keys", (n - gi).tolist())
     def __init__(self, width: float):
         self.canvas = Canvas(width, 1.4)
         ax = self.canvas.axes(0.15, 0.55, width - 0.3, 0.34)
-        ax.set(xticks=range(_BLOCK), yticks=[], xlabel=self.words["token"])
+        ax.set(xticks=range(_BLOCK), yticks=[], xlabel=say("token"))
         HeatMap(self.canvas, ax, name="tokens").update(np.zeros((1, _BLOCK)), finite=np.ones((1, _BLOCK), bool))
         self._added = Marked(self.canvas, ax, facecolor=style.W)
         (between,) = ax.plot(*_upright(np.arange(1, _BLOCK)), color="white", linewidth=1.0, zorder=3)
@@ -200,7 +198,7 @@ print("of the keys", (n - gi).tolist())
         (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
         (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
         handles = [
-            Line2D([], [], color=style.BLACK, linewidth=2.6, label=self.words["anchor"]),
+            Line2D([], [], color=style.BLACK, linewidth=2.6, label=say("anchor")),
             Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=self.words["token with it"]),
             style.swatch(style.W, self.words["added"]),
         ]

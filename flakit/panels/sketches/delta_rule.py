@@ -171,9 +171,7 @@ print(torch.autograd.grad(o[0, -1].sum(), v)[0].flatten().tolist())
         return RevisionsShown(alpha, counts[0, :, 0, 0].numpy())
 
     def __init__(self, width: float):
-        height = 2.2
-        self.canvas = Canvas(width, height)
-        ax = self.canvas.axes(0.65, 0.12, width - 0.8, height - 0.62)
+        ax = self.plot(width, 2.2, left=0.65, right=0.15, top=0.12, bottom=0.5)
         ax.set(xlabel=self.words["x"], xlim=(-0.5, _TOKENS - 0.5))
         ax.set(ylabel=self.words["y"], ylim=(-1.25, 1.25), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.BLACK, linewidth=0.8)

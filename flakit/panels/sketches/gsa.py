@@ -29,8 +29,6 @@ WORDS = Words() | {
         "attention over as many tokens as there are slots has it",
         "holds": "how much of each token a slot holds",
         "weights": "what the last query reads",
-        "slot": "slot",
-        "token": "token",
         "gsa": "GSA",
         "attention": "softmax attention over the last {M}",
         "fades": "Nothing fades: every slot holds two tokens in full, one on top of the other. The weights of the last "
@@ -50,7 +48,6 @@ WORDS = Words() | {
         "alt": "Left, the log decay of a slot as a curve over what the model computes, f, the present f marked; right, "
         "bars: what is left in a slot after one more token, two more, and so on",
         "curve": "gate g = logsigmoid(f) / 8",
-        "f": "f",
         "left": "what is left in the slot",
         "x": "more tokens read",
         "half": "half is left",
@@ -117,9 +114,9 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
         across = 0.6 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
         table = self.canvas.axes(left, 0.32, across, 1.5)
-        table.set(xlabel=self.words["token"], ylabel=self.words["slot"], title=self.words["holds"])
+        table.set(xlabel=say("token"), ylabel=say("slot"), title=self.words["holds"])
         ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.5)
-        ax.set(ylim=(0, 1), yticks=(0, 0.5, 1), xlabel=self.words["token"], title=self.words["weights"])
+        ax.set(ylim=(0, 1), yticks=(0, 0.5, 1), xlabel=say("token"), title=self.words["weights"])
         self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=self.words["gsa"])
         look = {"color": style.BLACK, "markerfacecolor": "white", "markersize": 7, "markeredgewidth": 1.6}
         (self._marks,) = self.canvas.moving(*ax.plot([], [], "D", label=self.words.say("attention", M=_M), **look))
@@ -199,7 +196,7 @@ for more in range(1, 41):
         self.canvas = Canvas(width, height)
         across = 0.4 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        curve = self.canvas.axes(left, 0.32, across, 1.55, title=self.words["curve"], xlabel=self.words["f"])
+        curve = self.canvas.axes(left, 0.32, across, 1.55, title=self.words["curve"], xlabel=say("f"))
         ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.55, title=self.words["left"], xlabel=self.words["x"])
         ax.set(xlim=(-0.5, _MORE - 0.5), ylim=(0, 1.02), yticks=(0, 0.5, 1))
         ticks = [1, *range(10, _MORE + 1, 10)]

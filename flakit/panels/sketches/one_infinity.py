@@ -9,7 +9,7 @@ from ...cases.infinity import follow
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.maps import Map, Maps, powers, signed
-from ...language import Words
+from ...language import Words, say
 from ..knobs import DecayKnob
 from .sketch import Sketch
 from .words import listed, percent
@@ -23,7 +23,6 @@ WORDS = Words() | {
         "what is NaN hatched",
         "maps": {"keys": "every key times its factor: blue small, yellow huge", "dr": "$dr$"},
         "token": "token of the chunk",
-        "channel": "channel",
         "fine": "At a decay of {w} the largest factor is e^{exponent:.2f} = {largest:.2g}: every key is finite, and so "
         "is every tensor.",
         "lost": {
@@ -76,7 +75,7 @@ for name, share in follow({{decay}}, C={_C}, K={_K}).lost.items():
         self._maps = Maps(
             self.canvas,
             {name: Map(title, scales[name], across=True) for name, title in self.words["maps"].items()},
-            left=left, top=0.34, size=(width - left - 0.12, down), gap=0.32, rows=self.words["channel"],
+            left=left, top=0.34, size=(width - left - 0.12, down), gap=0.32, rows=say("channel"),
             columns=self.words["token"], stacked=True,
         )  # fmt: skip
         hatched = style.non_finite_handles()

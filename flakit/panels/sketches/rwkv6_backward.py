@@ -247,10 +247,8 @@ for step in reference.steps(**x, do=do):
     _dotted = {"linestyle": (0, (1, 1.4)), "linewidth": 2.6}
 
     def __init__(self, width: float):
-        height = 2.75
-        self.canvas, self._lines = Canvas(width, height), {}
-        legend = 2.2
-        ax = self.canvas.axes(0.6, 0.14, width - 0.75 - legend, height - 0.66)
+        self._lines, legend = {}, 2.2
+        ax = self.plot(width, 2.75, left=0.6, right=0.15 + legend, top=0.14, bottom=0.52)
         ax.set(xlabel=self.words["x"], xlim=(-0.5, _LONG - 0.5))
         ax.set(ylabel=self.words["y"], ylim=(self._low, self._high), yticks=(0, 20, 40, 60))
         ax.axhspan(END, self._high, linewidth=0, zorder=0, color=style.INF["facecolor"])

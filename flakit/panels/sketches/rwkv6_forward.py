@@ -179,9 +179,7 @@ for more in range(1, 41):
         return ForgettingShown(w, o[0, 2:, 0, 0].numpy())
 
     def __init__(self, width: float):
-        height = 2.4
-        self.canvas = Canvas(width, height)
-        ax = self.canvas.axes(0.65, 0.15, width - 0.8, height - 0.65)
+        ax = self.plot(width, 2.4, left=0.65, right=0.15, top=0.15, bottom=0.5)
         self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
         ax.set(xlabel=self.words["x"], xlim=(0.5, _MORE + 0.5))
         ax.set(ylabel=self.words["y"], ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 1))

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
+from matplotlib.axes import Axes
 
+from ...figures.canvas import Canvas
 from ...figures.drawing import Drawing
 from ...language import Words
 
@@ -28,6 +30,11 @@ class Sketch(Drawing):
     """Whether the inputs are random, so that the panel has a knob for the seed."""
     compute: Callable[..., Any]
     """A static method that returns the arrays of a setting, which the methods of `Drawing` take."""
+
+    def plot(self, width: float, height: float, left: float, right: float, top: float, bottom: float) -> Axes:
+        """Make a canvas of this size, and return axes that leave these margins, all in inches."""
+        self.canvas = Canvas(width, height)
+        return self.canvas.axes(left, top, width - (left + right), height - (top + bottom))
 
     def __init_subclass__(cls, name: str, words: Words | None = None) -> None:
         super().__init_subclass__()

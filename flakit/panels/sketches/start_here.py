@@ -9,7 +9,7 @@ from ...cases import anchor
 from ...figures import style
 from ...figures.canvas import Canvas, Cell
 from ...figures.maps import Map, Maps, signed
-from ...language import Words
+from ...language import Words, say
 from ...numerics.evaluate import truth
 from ...numerics.inputs import inputs
 from ..knobs import DecayKnob
@@ -24,8 +24,6 @@ WORDS = Words() | {
         "kernel computes it in float32, and as it is in float64",
         "computed": "dr as a fast kernel computes it",
         "true": "dr as it is",
-        "token": "token",
-        "channel": "channel",
         "positive": "positive",
         "negative": "negative",
         "fine": "At a decay of {decay} everything is fine: the output o and all gradients, {names}.",
@@ -73,7 +71,7 @@ for name, bad in anchor.run(x, "none").non_finite.items():
         self.canvas = Canvas(width, high + 1.0)
         self._maps = Maps(
             self.canvas, {name: Map(self.words[name], signed(), across=True) for name in ("computed", "true")},
-            left=left, top=0.5, size=(across, high), gap=gap, rows=self.words["channel"], columns=self.words["token"],
+            left=left, top=0.5, size=(across, high), gap=gap, rows=say("channel"), columns=say("token"),
         )  # fmt: skip
         signs = (style.swatch(getattr(style, name.upper()), self.words[name]) for name in ("negative", "positive"))
         handles = [*signs, *style.non_finite_handles()[:1]]

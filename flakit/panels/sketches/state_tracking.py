@@ -112,9 +112,8 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         return SwapsShown(t, *_moves())
 
     def __init__(self, width: float):
-        height = 2.1
-        self.canvas, self._lines, self._ends = Canvas(width, height), [], []
-        ax = self.canvas.axes(0.55, 0.12, width - 0.55 - 0.4, height - 0.12 - 0.55)
+        self._lines, self._ends = [], []
+        ax = self.plot(width, 2.1, left=0.55, right=0.4, top=0.12, bottom=0.55)
         ax.spines["left"].set_visible(False)
         ax.set(xlabel=self.words["x"], xlim=(-0.1, MOVES + 0.1), xticks=range(MOVES + 1), ylim=(2.35, -0.35))
         name_rows(ax, self.words["places"])
@@ -265,9 +264,7 @@ class Again(Sketch, name="again", words=WORDS):
     _LOW, _HIGH = 1e-4, 1e4
 
     def __init__(self, width: float):
-        height = 2.5
-        self.canvas = Canvas(width, height)
-        ax = self.canvas.axes(0.75, 0.15, width - 0.75 - 1.6, height - 0.7)
+        ax = self.plot(width, 2.5, left=0.75, right=1.6, top=0.15, bottom=0.55)
         ax.set(xlabel=self.words["x"], xlim=(-0.6, READINGS - 0.4))
         ax.set_xticks(range(0, READINGS, 3), range(1, READINGS + 1, 3))
         ax.set(ylabel=self.words["y"], yscale="log", ylim=(self._LOW, self._HIGH))

@@ -61,8 +61,6 @@ WORDS = Words() | {
         "limit": "float32 ends: {limit}",
         "clamp": "|f| < 20",
         "map": "ds by the faulty kernel",
-        "token": "token",
-        "slot": "slot",
         "fine": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
         "below {limit}: everything is finite.",
         "lost": "At f = {f} the gate is g = {g:.3g} a token. {tokens} of them add up to an exponent of {exponent:.3g}, "
@@ -103,9 +101,7 @@ print(torch.autograd.grad(mean_of_means, losses)[0])
         return MeanOfMeansShown(cut, *(torch.autograd.grad(way, losses)[0].numpy() for way in ways))
 
     def __init__(self, width: float):
-        height = 2.3
-        self.canvas = Canvas(width, height)
-        ax = self.canvas.axes(0.65, 0.12, width - 0.8 - 1.75, height - 0.62)
+        ax = self.plot(width, 2.3, left=0.65, right=1.9, top=0.12, bottom=0.5)
         ax.set(xlabel=self.words["x"], xticks=range(TARGETS), xlim=(-0.6, TARGETS - 0.4))
         ax.set(ylabel=self.words["y"], ylim=(0, 0.54), yticks=(0, 0.25, 0.5))
         self._first = Bars(self.canvas, ax, facecolor=style.BLUE)
@@ -248,7 +244,7 @@ for name, tensor in padding.run(x).items():
         ax.axvline(clamp, color=style.GREY, linewidth=1.2, linestyle=(0, (2, 2)))
         ax.text(clamp, 3, self.words["clamp"] + " ", ha="right", va="bottom", fontsize=9, color=style.GREY)
         at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
-        at.set(title=self.words["map"], xlabel=self.words["token"], ylabel=self.words["slot"])
+        at.set(title=self.words["map"], xlabel=say("token"), ylabel=say("slot"))
         self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
         self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
         CellGrid(self.canvas, ax, "exponent", 1, len(_F))
