@@ -8,6 +8,7 @@ that are wrong in the plainest calls, `learn.PLAIN`, already, so that only the p
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -269,11 +270,10 @@ class _Fences:
 def fenced(x: Examiner, setting: Setting) -> Finding:
     """Check every tensor against float64 with NaN on both sides of all inputs in memory, and that this NaN stays."""
     fences, op = _Fences(), x.op
+    labels: dict[str, str] = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")
 
-    labels = {"o": "do"} | dict.fromkeys(op.outputs[1:], "a state's gradient")
-
-    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-        return mapped(op, inputs, arriving, lambda name, y: fences.around(y, labels.get(name, name)))
+    def fence(name: str, y: Tensor) -> Tensor:
+        return fences.around(y, labels.get(name, name))
 
     def allocate(original: Callable, filled: bool = False) -> Callable:
         def call(*args, **kwargs):
@@ -289,7 +289,7 @@ def fenced(x: Examiner, setting: Setting) -> Finding:
         functions: dict[str, Any] = {n: allocate(getattr(torch, n), "zeros" in n) for n in of_torch}
         methods: dict[str, Any] = {n: allocate(getattr(Tensor, n), "zeros" in n) for n in of_tensor}
         with mock.patch.multiple(torch, **functions), mock.patch.multiple(Tensor, **methods):
-            return x.run(at, prepare=prepare)
+            return x.run(at, prepare=partial(mapped, op, fence))
 
     finding = x.compare(setting, run=run)
     written = fences.broken()
@@ -338,10 +338,7 @@ def permuted(x: Examiner, setting: Setting) -> Finding:
         axis, grouped = heads_of(op, name)
         return y if axis < 0 else y.roll(by * (y.shape[axis] // setting.H if grouped else 1), axis)
 
-    def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-        return mapped(op, inputs, arriving, turned)
-
-    first, second = x.run(setting), x.run(setting, prepare=prepare)
+    first, second = x.run(setting), x.run(setting, prepare=partial(mapped, op, turned))
     allowed = ORDERED * torch.finfo(setting.torch_dtype).eps
     moved = {}
     for name, y in first.values.items():
@@ -395,11 +392,8 @@ def as_documented(x: Examiner, setting: Setting) -> Finding:
 
         def turned(at: Setting, into: bool = into, out: bool = out) -> Ran:
             names = op.states * into + op.outputs[1:] * out
-
-            def prepare(inputs: dict, arriving: tuple) -> tuple[dict, tuple]:
-                return mapped(op, inputs, arriving, lambda name, y: y.mT.contiguous() if name in names else y)
-
-            ran = x.run(at, prepare=prepare)
+            turn = partial(mapped, op, lambda name, y: y.mT.contiguous() if name in names else y)
+            ran = x.run(at, prepare=turn)
             back = [f"d{name}" if name in op.states else name for name in names]
             ran.values |= {name: y.mT for name in back if (y := ran.values.get(name)) is not None}
             return ran

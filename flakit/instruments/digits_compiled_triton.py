@@ -28,8 +28,8 @@ from triton.runtime.jit import JITFunction
 
 from .digits import UNIT, WORSE, Digits
 from .digits_shadow import Ledger, distance, relative
-from .digits_torch import MOST, Memory, judged
-from .digits_triton import TileDigits, _index, to_bfloat16
+from .digits_torch import MOST, Memory
+from .digits_triton import TileDigits, stored_output, to_bfloat16
 from .trace_compiled_triton import Copies, bound, is_descriptor
 from .trace_record import Place, Trace
 from .trace_triton import InterpreterWatch, private_names
@@ -199,23 +199,13 @@ class StoredDigits(TileDigits):
 
     def _judge(self, kernel, name, x, shadow, place, at, compiled, interpreted) -> None:
         exact = shadow.exact.numpy()[at]
-        births = None if shadow.births is None else shadow.births.lines.numpy()[at]
-        dtype = str(shadow.dtype).removeprefix("torch.")
-
-        worst = []
-
-        def index(lane):
-            worst.append(lane)
-            return _index(x, int(at[lane[0]]))
-
-        written = judged(name, kernel, dtype, interpreted, exact, births, shadow.anew, x.shape, None, self.format)
-        output = judged(name, kernel, dtype, compiled, exact, births, shadow.anew, x.shape, index, self.format)
-        output.store, output.lanes = place, int(at.size)
+        written, _ = stored_output(name, kernel, x, shadow, at, interpreted, self.format)
+        output, lane = stored_output(name, kernel, x, shadow, at, compiled, self.format)
+        output.store, output.lanes, output.interpreted = place, int(at.size), float(interpreted[lane])
         output.as_written = relative(distance(interpreted, exact), exact)
         output.apart = relative(distance(compiled, interpreted), exact)
-        output.interpreted = float(interpreted[worst[0]])
         # The last rounding of large lanes must not hide an error of the compiler.
-        own = UNIT.get(dtype, 0.0) * np.where(np.isfinite(exact), np.abs(exact), 0.0)
+        own = UNIT.get(output.dtype, 0.0) * np.where(np.isfinite(exact), np.abs(exact), 0.0)
         lost, as_written = (float((distance(z, exact) - own).max()) for z in (compiled, interpreted))
         # If the arithmetic as written exceeds the budget as well, its loss is a matter of chance.
         output.by_compiler = written.accurate and not output.accurate and lost > WORSE * max(as_written, 0.0)

@@ -369,12 +369,10 @@ class TorchDigits:
             self.digits.judged(judged(_name(shadow.place), "", dtype, values, exact, births, shadow.anew, shape))
 
 
-def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, format="") -> Output:
-    """Return the `Output` of a result, given as an array of lanes.
+def judged(name, kernel, dtype, values, exact, births, anew, shape, format="") -> Output:
+    """Return the `Output` of a result, given as an array of lanes, whose `index` is that of a lane.
 
-    A lane may be wrong by the budget plus its own last rounding, which can be larger for a large lane in 16 bits.
-    index: maps a lane to an index of the tensor, if the array has another shape.
-    """
+    A lane may be wrong by the budget plus its own last rounding, which can be larger for a large lane in 16 bits."""
     off, scale = distance(values, exact), size(exact)
     allowed = max(budget(dtype), budget(format)) * scale
     with np.errstate(invalid="ignore"):
@@ -388,7 +386,7 @@ def judged(name, kernel, dtype, values, exact, births, anew, shape, index=None, 
         else:
             lines = births[over & (births >= 0)]
             line = int(np.bincount(lines).argmax()) if lines.size else -1
-    at = tuple(int(i) for i in (index(lane) if index else lane))
+    at = tuple(int(i) for i in lane)
     return Output(name, kernel, dtype, tuple(shape), error, at, float(values[lane]), float(exact[lane]),
                   int(over.sum()), line, anew, format=format)  # fmt: skip
 

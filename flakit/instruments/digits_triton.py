@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .digits import Digits, Kind
+from .digits import Digits, Kind, Output
 from .digits_shadow import Births, Ledger, Shadow, anywhere, distance, nobody, product, relative, running, summed
 from .digits_torch import FAILED, Memory, StoredShadow, judged
 from .trace_record import DTYPES
@@ -295,14 +295,7 @@ class TileDigits:
             if not flat.size or shadow.dtype == torch.float64:
                 continue
             values = shadow.values_in(x.untyped_storage())[flat]
-            births = None if shadow.births is None else shadow.births.lines.numpy()[flat]
-
-            def index(lane, x=x, flat=flat):
-                return _index(x, int(flat[lane[0]]))
-
-            dtype = str(shadow.dtype).removeprefix("torch.")
-            exact = shadow.exact.numpy()[flat]
-            self.digits.judged(judged(name, kernel, dtype, values, exact, births, shadow.anew, x.shape, index))
+            self.digits.judged(stored_output(name, kernel, x, shadow, flat, values)[0])
 
     def _there(self, argument, at: np.ndarray, lanes: np.ndarray, dtype: str) -> tuple[StoredShadow | None, np.ndarray]:
         """Return the shadow of an argument's memory, and the indices of the elements that the lanes access. The shadow
@@ -441,10 +434,17 @@ def _merged(merge: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Shadow, b:
     return shadow
 
 
-def _index(x: torch.Tensor, element: int) -> tuple[int, ...]:
-    """Return the index in a tensor of the element at an offset of its storage."""
-    left, index = element - x.storage_offset(), []
-    for stride, length in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
-        index.append((length, left // stride if stride else 0))
-        left = left % stride if stride else left
-    return tuple(at for _, at in sorted(index))
+def stored_output(
+    name: str, kernel: str, x: torch.Tensor, shadow: StoredShadow, at: np.ndarray, values: np.ndarray, format: str = ""
+) -> tuple[Output, int]:
+    """Return the `Output` of a kernel's argument x, and the position of its worst lane in `at`. at, values: indices of
+    elements of x's storage and what was stored there, [n] each. format: as in `judged`."""
+    births = None if shadow.births is None else shadow.births.lines.numpy()[at]
+    dtype, exact = str(shadow.dtype).removeprefix("torch."), shadow.exact.numpy()[at]
+    output = judged(name, kernel, dtype, values, exact, births, shadow.anew, x.shape, format)
+    (lane,), index = output.index, {}
+    left = int(at[lane] - x.storage_offset())
+    for stride, axis in sorted(zip(x.stride(), range(x.ndim), strict=True), reverse=True):
+        index[axis], left = divmod(left, stride) if stride else (0, left)
+    output.index = tuple(index[axis] for axis in range(x.ndim))
+    return output, lane

@@ -141,9 +141,8 @@ class Setting:
             arriving = do * self.cotangent, op.state([part * self.cotangent for part in op.parts(dstate)])
         if self.states == EXPANDED:
             timed = (*op.sequences, "o")
-            x, arriving = mapped(
-                op, x, arriving, lambda name, y: y if name in timed else y[:1].expand_as(y).contiguous()
-            )
+            expand = lambda name, y: y if name in timed else y[:1].expand_as(y).contiguous()  # noqa: E731
+            x, arriving = mapped(op, expand, x, arriving)
         if self.final_state:
             x["output_final_state"] = True
         return x, arriving
@@ -199,7 +198,7 @@ class Setting:
 
 
 def mapped(
-    op: Operator, inputs: Mapping, arriving: Arriving, change: Callable[[str, Tensor], Tensor]
+    op: Operator, change: Callable[[str, Tensor], Tensor], inputs: Mapping, arriving: Arriving
 ) -> tuple[dict, Arriving]:
     """Return the arguments and the arriving gradients with every tensor replaced by change(name, tensor). A gradient
     has the name of the output at which it arrives."""

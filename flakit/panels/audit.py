@@ -264,10 +264,7 @@ def audit(
     >>> audit(my_kernel, like="rwkv6")
     """
     with speaking(language):
-        if isinstance(subject, str):
-            subject = load(subject, like, adapter)
-        elif not isinstance(subject, Subject):
-            subject = Subject(subject, like, adapter=adapter)
+        subject = load(subject, like, adapter)
         only = [only] if isinstance(only, str) else None if only is None else list(only)
         options = {"only": only, "full": full, "device": device, "seconds": seconds, "shrink": shrink}
         panel = AuditPanel(subject, like, seed, **options)

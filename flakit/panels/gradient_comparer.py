@@ -571,8 +571,14 @@ def compare(
     >>> compare(my_kernel, like="rwkv6", decay=-1.0)
     >>> compare(my_kda, "fla.ops.kda:chunk_kda", like="kda", dtype="bfloat16", T=100)
     """
-    first = _subject(mine, like)
-    second = _own(first.op) if other is None else _subject(other, first.op)
+    first = load(mine, like)
+    op = first.op
+    if other is not None:
+        second = load(other, op)
+    elif op.chunked is None:
+        second = Subject(op.reference.function, op, name="naive")
+    else:
+        second = Subject(op.forms["chunk"], op, name="chunk")
     names = [x.name.rpartition(":")[2] for x in (first, second)]
     if names[0] == names[1] or "<" in "".join(names):
         names = [WORDS.english[name] for name in ("mine", "other")]
@@ -580,20 +586,7 @@ def compare(
         settings = {"profile": CONSTANT} | settings
     with speaking(language):
         own = dict(zip(names, (first, second), strict=True))
-        like = like if isinstance(like, str) else first.op.name if first.op.name in known() else first.op
+        like = like if isinstance(like, str) else op.name if op.name in known() else op
         panel = GradientComparer(like, show, own, **{"dtype": "float32"} | settings)
         panel.add_class("flakit-compare")  # beside a comparer of forms on the same page
         return panel
-
-
-def _own(op: Operator) -> Subject:
-    """Return flakit's implementation as a subject to compare with: in chunks if there is that form, else naive."""
-    if op.chunked is None:
-        return Subject(op.reference.function, op, name="naive")
-    return Subject(op.forms["chunk"], op, name="chunk")
-
-
-def _subject(kernel: str | Callable | Subject, like: str | Operator | None) -> Subject:
-    if isinstance(kernel, Subject):
-        return kernel
-    return load(kernel, like) if isinstance(kernel, str) else Subject(kernel, like)
