@@ -85,10 +85,8 @@ class ElementsFigure:
             self._title = self.canvas.text(0.1, 0.05, va="top", fontweight="bold")
             signs = (style.swatch(getattr(style, name.upper()), WORDS[name]) for name in ("negative", "positive"))
             wrong = Patch(linewidth=0, label=WORDS["wrong"], **style.HATCHED)
-            self._key = self.canvas.figure.legend(
-                handles=[*signs, *style.non_finite_handles(), wrong], loc="upper left", ncols=5, columnspacing=1.4,
-                bbox_to_anchor=(0.05 / width, 1 - 0.2 / self.HEIGHT), borderaxespad=0, borderpad=0.3,
-            )  # fmt: skip
+            look = {"loc": "upper left", "columnspacing": 1.4, "borderaxespad": 0, "borderpad": 0.3}
+            self._key = self.canvas.legend(*signs, *style.non_finite_handles(), wrong, at=(0.05, 0.2), **look)
             self._words = self.canvas.figure.text(0.5, 0.5, "", ha="center", va="center", color=style.GREY)
         self._parts = [*(heat.ax for heat in self.maps.values()), self._bar, self._key]
 

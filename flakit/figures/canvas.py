@@ -17,6 +17,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -87,6 +89,21 @@ class Canvas:
         self._moving.sort(key=lambda artist: artist.get_zorder())
         self.stale()
         return artists
+
+    def line(self, ax: Axes, *form: str, **look) -> Line2D:
+        """Add a line without points to axes and return it, one of the `moving` artists. form, look: of `Axes.plot`."""
+        (line,) = self.moving(*ax.plot([], [], *form, **look))
+        return line
+
+    def legend(self, *handles: Artist, at: tuple[float, float] | None = None, **look) -> Legend:
+        """Add a legend of these handles and return it: at the lower right, in one row, unless `look` says otherwise.
+
+        at: the place of its corner `loc`, in inches from the picture's upper left corner. look: of `Figure.legend`."""
+        width, height = self.figure.get_size_inches()
+        look = {"loc": "lower right", "ncols": len(handles), "borderaxespad": 0.2} | look
+        if at is not None:
+            look["bbox_to_anchor"] = at[0] / width, 1 - at[1] / height
+        return self.figure.legend(handles=handles, **look)
 
     def labels(self, *artists: Artist) -> tuple[Artist, ...]:
         """Redraw these texts and axes (`ax.xaxis`, `ax.yaxis`) only when they have changed; return them.

@@ -45,10 +45,8 @@ def draw(errors: Mapping[str, Tensor], tolerance: float) -> Picture:
         maps.update({"errors": values, "parted": np.isfinite(values) & (values > tolerance)})
         ax.set_yticks(range(len(names)), names, fontsize=8)
         words = WORDS.say("parts", tolerance=f"{tolerance:.1e}")
-        handles = [style.swatch(style.BROKEN, words), *style.non_finite_handles()]
-        picture.figure.legend(
-            handles=handles, loc="lower right", ncols=3, borderpad=0, bbox_to_anchor=(1 - 0.1 / width, 0.01)
-        )
+        handles = style.swatch(style.BROKEN, words), *style.non_finite_handles()
+        picture.legend(*handles, borderpad=0, borderaxespad=0.5, bbox_to_anchor=(1 - 0.1 / width, 0.01))
         picture.figure.text(0.1 / width, 0.02, WORDS["nothing"], fontsize=8.5, va="bottom")
     picture.stale()
     return picture

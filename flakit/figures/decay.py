@@ -72,10 +72,9 @@ class DecayFigure:
         self._flags, self._onsets = {}, None
         with style.context():
             self._about, self._where = (self.canvas.text(0.04, 0.03, va="top", fontsize=9.5) for _ in "12")
-            self.canvas.figure.legend(
-                handles=style.non_finite_handles(), loc="upper right", ncols=2,
-                bbox_to_anchor=(1 - 4 / layout.width, 1 + 1 / layout.height),
-                handlelength=1.6, columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
+            self.canvas.legend(
+                *style.non_finite_handles(), loc="upper right", at=((layout.width - 4) / 100, -0.01), handlelength=1.6,
+                columnspacing=1, borderaxespad=0, borderpad=0.2, handletextpad=0.5,
             )  # fmt: skip
             self._chunk()
             self._onset()

@@ -104,11 +104,10 @@ class DigitsFigure:
         handles += ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["out"])
         handles += ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["lost"]) if broken else []
         handles += ax.plot([budget] * 2, [-0.5, self._lines - 0.5], zorder=1, label=WORDS["budget"], **style.LAW)
-        figure = self.canvas.figure
-        for old in list(figure.legends):
+        for old in list(self.canvas.figure.legends):
             old.remove()
-        width, height = figure.get_size_inches()
-        figure.legend(
-            handles=handles, loc="lower left", bbox_to_anchor=(0.06 / width, 0.02 / height), borderaxespad=0,
-            ncols=4 if self.wide else 2, columnspacing=1.2 if self.wide else 0.4, handlelength=1.6, handletextpad=0.5,
+        _, height = self.canvas.figure.get_size_inches()
+        self.canvas.legend(
+            *handles, loc="lower left", at=(0.06, height - 0.02), borderaxespad=0, ncols=4 if self.wide else 2,
+            columnspacing=1.2 if self.wide else 0.4, handlelength=1.6, handletextpad=0.5,
         )  # fmt: skip

@@ -60,8 +60,7 @@ def experiments(rows: Sequence[Mapping], *, title: str = "", width: float = WIDT
             ax.plot([], [], linestyle="", label="measured, kept", **_KEPT)[0],
             ax.plot([], [], linestyle="", label="measured, given up", **_GIVEN_UP)[0],
         ]
-        at = (0.02 / width, 1 - 0.32 / height)
-        picture.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=4, columnspacing=1.6)
+        picture.legend(*handles, loc="upper left", at=(0.02, 0.32), borderaxespad=0.5, columnspacing=1.6)
     return picture
 
 

@@ -73,13 +73,13 @@ class Fingerprint:
                 self._seen["ax"].set_yticks([0], [WORDS["seen"]])
             if self._brief:
                 canvas.text(0.08, 0.2, WORDS["brackets"], fontsize=8.5, color=style.GREY, va="center")
-            handles = [
+            canvas.legend(
                 style.swatch(style.FINITE, WORDS["ok"]),
                 Patch(linewidth=0, label=WORDS["wrong"], facecolor=style.BROKEN),
                 *style.non_finite_handles(),
                 style.swatch(style.EMPTY, WORDS["unknown"]),
-            ]
-            canvas.figure.legend(handles=handles, loc="lower left", ncols=5, borderaxespad=0.2)
+                loc="lower left",
+            )
         canvas.labels(self._map["ax"].yaxis, *self._lessons)
 
     def _axes(self, left: float, top: float, width: float, height: float, name: str, rows: int) -> dict:

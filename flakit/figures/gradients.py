@@ -69,10 +69,9 @@ class GradientFigure:
             self._draw_dots(ax)
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
-            self.canvas.figure.legend(
-                handles, words, loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.4 / height),
-                ncols=min(len(handles), 4 if self.wide else 2), columnspacing=1.2, handletextpad=0.4,
-                labelspacing=0.2, borderpad=0.2,
+            self.canvas.legend(
+                *handles, labels=words, loc="upper left", at=(0.05, 0.4), borderaxespad=0.5, borderpad=0.2,
+                ncols=min(len(handles), 4 if self.wide else 2), columnspacing=1.2, handletextpad=0.4, labelspacing=0.2,
             )  # fmt: skip
             left, *size = plots
             self._plots = [

@@ -65,26 +65,26 @@ class HeadroomFigure:
             below.set_xlabel(WORDS["across"][self.wide], labelpad=2)
             self.canvas.text(0.1, start + histogram / 2, WORDS["decays"][self.wide], va="center", fontsize=9)
             self._bars = above.add_patch(PathPatch(Path(np.empty((0, 2))), facecolor=style.SKY, linewidth=0))
-            (self._uniform,) = above.plot(
-                [], [], "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
+            self._uniform = self.canvas.line(
+                above, "|", color=style.BLACK, ms=11, mew=2, zorder=4, linestyle="none", clip_on=False
             )
             self._limit = below.axvline(0, **style.LAW, zorder=3)
             self._limit_words = below.text(0, -0.55, "", va="bottom", ha="center", fontsize=8.5)
             below.hlines(range(rows), _WEAKEST, _STRONGEST, colors=style.EMPTY, linewidth=0.8, zorder=0)
             self._gone = below.add_patch(PathPatch(Path(np.empty((0, 2))), zorder=1, linewidth=0, **style.NAN))
-            (self._largest,) = below.plot([], [], "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
+            self._largest = self.canvas.line(below, "o", color=style.BLUE, ms=6.5, zorder=5, linestyle="none")
             self._words = []
             for row, words in enumerate(self.kernels):
                 self.canvas.text(0.1, top + lane * (row + 0.5), words, va="center", fontsize=8.5)
                 place = {"transform": below.get_yaxis_transform(), "va": "center", "fontsize": 8.5}
                 self._words.append(below.text(1 + 0.06 / across, row, "", **place))
-            handles = [self._largest, self._uniform, self._limit, self._gone]
-            self.canvas.figure.legend(
-                handles, WORDS["legend"][self.wide], loc="upper left", bbox_to_anchor=(0.05 / width, 1 - 0.28 / height),
-                ncols=4, columnspacing=1.2, handletextpad=0.4, borderaxespad=0, borderpad=0.2,
+            handles = self._largest, self._uniform, self._limit, self._gone
+            self.canvas.legend(
+                *handles, labels=WORDS["legend"][self.wide], loc="upper left", at=(0.05, 0.28), columnspacing=1.2,
+                handletextpad=0.4, borderaxespad=0, borderpad=0.2,
             )  # fmt: skip
             CellGrid(self.canvas, below, LANES, rows, 1)
-        self.canvas.moving(self._bars, self._gone, self._limit, self._uniform, self._largest)
+        self.canvas.moving(self._bars, self._gone, self._limit)
         self.canvas.labels(self._title, self._subtitle, self._limit_words, *self._words)
 
     def update(

@@ -2,11 +2,12 @@
 their products in between and the result at the right. And the share of each tensor that is non-finite."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from ..language import say
@@ -98,11 +99,6 @@ class _Numbers(Artist):
         return self._stamps[words]
 
 
-def _legend(canvas: Canvas, handles: Sequence[Patch], **where) -> None:
-    """Add the legend of the hatches; where: its place, as in `Figure.legend`."""
-    canvas.figure.legend(handles=handles, ncols=len(handles), borderaxespad=0.2, columnspacing=1.2, **where)
-
-
 class WayFigure:
     """A chunk's product as in the module's docstring: C tokens, a result [C, K]. `update` redraws it in place."""
 
@@ -144,7 +140,7 @@ class WayFigure:
                 )
                 for name in ("key", "read")
             ]
-            _legend(self.canvas, style.non_finite_handles(), loc="lower right", bbox_to_anchor=(1, 0))
+            self.canvas.legend(*style.non_finite_handles(), columnspacing=1.2)
         self.canvas.labels(*self._words.values(), *on_keys, *on_reads)
         self.canvas.moving(self._diagonal, *self._numbers.values(), *self._dimmed, *self._lit.values())
 
@@ -231,9 +227,8 @@ class LossFigure:
             self.canvas.text(0.08, 0.05 * _HEIGHT / 100, heading, fontsize=10.5, weight="bold", va="center")
             nan, inf = style.non_finite_handles()
             nan.set_label(say("NaN or inf"))
-            _legend(self.canvas, [inf, nan], loc="upper right", bbox_to_anchor=(1, 1))
-        moving = [artist for bars in self._bars for artist in bars]
-        self.canvas.moving(*moving, *(text for texts in self._shares for text in texts), *self._titles)
+            self.canvas.legend(inf, nan, loc="upper right", columnspacing=1.2)
+        self.canvas.moving(*chain(*self._bars, *self._shares), *self._titles)
 
     def update(self, titles: Sequence[str], shares: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]) -> None:
         """Redraw. titles: one per chunk. shares, labels: [chunk][tensor], non-finite shares (0 … 1) and texts."""

@@ -106,11 +106,11 @@ class PhaseFigure:
             self._subtitle = canvas.text(0.04, 0.22, va="top", fontsize=9, color=style.GREY)
             self.ax = ax = canvas.axes(*(x / 100 for x in (left, top, across, down)))
             self._map = HeatMap(canvas, ax, vmin=_ERRORS[0], vmax=_ERRORS[1])
-            (self._law,) = ax.plot([], [], path_effects=_OUTLINE, zorder=3, **style.LAW)
-            (self._wrong,) = ax.plot(
-                [], [], linestyle="", marker="X", markersize=8, color=style.BLUE, markeredgecolor="white", zorder=4
+            self._law = self.canvas.line(ax, path_effects=_OUTLINE, zorder=3, **style.LAW)
+            self._wrong = self.canvas.line(
+                ax, linestyle="", marker="X", markersize=8, color=style.BLUE, markeredgecolor="white", zorder=4
             )
-            (self._raised,) = ax.plot([], [], zorder=4, **_RAISED)
+            self._raised = self.canvas.line(ax, zorder=4, **_RAISED)
             ax.tick_params(axis="x", which="major", length=7, pad=1)
             ax.tick_params(which="minor", length=3)
             size = (0.42 if wide else 1.0) * down
@@ -128,13 +128,12 @@ class PhaseFigure:
             ]
             handles += [Line2D([], [], label=WORDS["raised"], **_RAISED)] * raised
             x, y = (gap - 6, top) if wide else (left - 8, 38)
-            canvas.figure.legend(
-                handles=[each for n, each in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))],
-                loc="upper left", bbox_to_anchor=(x / (100 * width), 1 - y / height), ncols=1 if wide else 4,
-                borderaxespad=0, handlelength=2, labelspacing=0.6, columnspacing=1.2, handletextpad=0.6,
+            canvas.legend(
+                *(each for n, each in enumerate(handles) if (wide or n != 3) and (law or n not in (0, 4))),
+                loc="upper left", at=(x / 100, y / 100), ncols=1 if wide else 4, borderaxespad=0, handlelength=2,
+                labelspacing=0.6, columnspacing=1.2, handletextpad=0.6,
             )  # fmt: skip
         canvas.labels(self._title, self._subtitle)
-        canvas.moving(self._law, self._wrong, self._raised)
 
     def update(self, *, title: str, subtitle: str, across: str, up: str, measured: Map) -> None:
         """Redraw. across, up: the labels of the two axes, with units."""

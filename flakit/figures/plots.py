@@ -104,7 +104,7 @@ def _row(picture: Picture, maps: Mapping[str, Map], rows: str, columns: str, *, 
     width, height = picture.figure.get_size_inches()
     across = (width - left - right + gap) / max(len(maps), 2) - gap
     if bad:
-        picture.figure.legend(handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.2)
+        picture.legend(*style.non_finite_handles(), loc="upper right")
     size = across, height - top - bottom
     return Maps(picture, maps, left=left, top=top, size=size, gap=gap, rows=rows, columns=columns)
 

@@ -75,11 +75,9 @@ def speed(
         if roofline:
             under = picture.axes(0.62, above + tall + between, width - 0.8, roof)
             _roofline(under, lanes, looks, what, copy_tb_s, tflops)
-        handles, labels = lower.get_legend_handles_labels()
-        picture.figure.legend(
-            handles, labels, loc="upper left", bbox_to_anchor=(0.02 / width, 1 - 0.26 / height), borderaxespad=0,
-            ncols=len(labels) if wide else 2, columnspacing=1.4, handletextpad=0.5,
-        )  # fmt: skip
+        handles, _ = lower.get_legend_handles_labels()
+        look = {"borderaxespad": 0, "columnspacing": 1.4, "handletextpad": 0.5}
+        picture.legend(*handles, loc="upper left", at=(0.02, 0.26), ncols=len(handles) if wide else 2, **look)
     return picture
 
 

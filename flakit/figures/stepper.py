@@ -190,9 +190,8 @@ class Stepper:
             for axes in filter(None, (ax, self._sizes))
         ]
         self.canvas.moving(*self._cursors)
-        self.canvas.figure.legend(
-            handles=style.non_finite_handles(), loc="lower left",
-            bbox_to_anchor=(at.legend[0] / self._width, at.legend[1] / at.height), ncols=2, borderaxespad=0,
+        self.canvas.legend(
+            *style.non_finite_handles(), loc="lower left", at=(at.legend[0], at.height - at.legend[1]), borderaxespad=0,
             borderpad=0.2, handlelength=1.5, handletextpad=0.4, columnspacing=1,
         )  # fmt: skip
 
@@ -209,10 +208,10 @@ class Stepper:
             kind: ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **look))
             for kind, look in (("inf", style.INF), ("nan", style.NAN))
         }
-        (self._line,) = ax.plot([], [], **style.LINES[0], marker="o", markersize=2.5, zorder=3)
-        (self._here,) = ax.plot([], [], "o", **style.HERE, markersize=7, zorder=5)
+        self._line = self.canvas.line(ax, **style.LINES[0], marker="o", markersize=2.5, zorder=3)
+        self._here = self.canvas.line(ax, "o", **style.HERE, markersize=7, zorder=5)
         self.canvas.labels(ax.yaxis)
-        self.canvas.moving(*self._gone.values(), self._line, self._here)
+        self.canvas.moving(*self._gone.values())
 
     # Redrawn for every run and every step.
 

@@ -70,11 +70,8 @@ class TraceFigure:
                 first = ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, linewidth=2.2, edgecolor=style.BLUE, zorder=4))
                 self._maps.append((HeatMap(self.canvas, ax, name=name), ax, first))
                 self.canvas.moving(first)
-            corner = 1, 1 - 0.46 / height
-            self.canvas.figure.legend(
-                handles=style.non_finite_handles(), loc="upper right", bbox_to_anchor=corner, ncols=2,
-                borderaxespad=0.2, handlelength=1.6, columnspacing=1.2,
-            )  # fmt: skip
+            look = {"loc": "upper right", "handlelength": 1.6, "columnspacing": 1.2}
+            self.canvas.legend(*style.non_finite_handles(), at=(width, 0.46), **look)
             each = 0.335
             self._tree = self.canvas.axes(tree[0], 0.76, tree[1], each * (self._branches + 0.2))
             top = 0.76 + each * (self._branches + 0.2) + 0.3

@@ -3,11 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, whole_ticks
+from ...figures import Bars, Canvas, Cell, Drawing, HeatMap, style, whole_ticks
 from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
@@ -67,22 +63,20 @@ class Picture(Drawing):
         self._between = between
         between.set_axis_off()
         between.set_xlim(-0.12, 1.12)
-        (self._reads,) = between.plot(
-            [], [], "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=say("reads")
+        self._reads = self.canvas.line(
+            between, "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=say("reads")
         )
-        (self._writes,) = between.plot(
-            [], [], "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
+        self._writes = self.canvas.line(
+            between, "--<", color=style.BROKEN, markevery=(1, 3), lw=1.2, ms=5, label=WORDS["writes"]
         )
         self._bars = Bars(
             self.canvas, self._off, horizontal=True, thick=0.4, facecolor=style.BLUE, label=say("measured")
         )
-        (self._law,) = self._off.plot([], [], linestyle="none", marker="d", color=style.BLACK, ms=6, label=say("law"))
+        self._law = self.canvas.line(self._off, linestyle="none", marker="d", color=style.BLACK, ms=6, label=say("law"))
         self._words = [self._off.text(0, 0, "", va="center_baseline", fontsize=8.5) for _ in range(16)]
-        self.canvas.figure.legend(
-            handles=[self._reads, self._writes, self._bars.patch, self._law],
-            loc="lower left", bbox_to_anchor=(left / width, 0), ncols=4, borderaxespad=0.2,
-        )  # fmt: skip
-        self.canvas.moving(self._reads, self._writes, self._law, *self._words)
+        handles = self._reads, self._writes, self._bars.patch, self._law
+        self.canvas.legend(*handles, loc="lower left", at=(left, 3.35))
+        self.canvas.moving(*self._words)
 
     def _axes(self, left: float, width: float, title: str, across: str):
         ax = whole_ticks(self.canvas.axes(left, 0.35, width, _HEIGHT))

@@ -6,12 +6,7 @@ import math
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.maps import Map, Maps, powers, signed
-from ...figures.marks import CellGrid, Marked, whole_ticks
+from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, Map, Maps, Marked, powers, signed, style, whole_ticks
 from ...language import Words, say
 from ..laws import LN_MAX
 from . import SCHEMES, Shown
@@ -101,17 +96,16 @@ class Picture(Drawing):
         ax.set(xlabel=WORDS["gi"], ylabel=WORDS["row"])
         ax.xaxis.set_major_locator(MaxNLocator(2))
         ax.yaxis.set_major_formatter(lambda row, _: f"{row + self._first:.0f}")
-        (self._line,) = ax.plot([], [], color=style.BLUE, linewidth=1.8, zorder=3)
+        self._line = self.canvas.line(ax, color=style.BLUE, linewidth=1.8, zorder=3)
         ring = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.6, "linewidth": 0}
-        (self._meant,) = ax.plot([], [], "o", color=style.GREEN, **ring, zorder=5, clip_on=False)
-        (self._read,) = ax.plot([], [], "o", color=style.BLACK, markersize=4.5, zorder=6, clip_on=False)
+        self._meant = self.canvas.line(ax, "o", color=style.GREEN, **ring, zorder=5, clip_on=False)
+        self._read = self.canvas.line(ax, "o", color=style.BLACK, markersize=4.5, zorder=6, clip_on=False)
         ax.legend(
             [self._read, self._meant], [WORDS["as read"], WORDS["as meant"]], loc="lower right", borderaxespad=0.1,
             handlelength=0.8, handletextpad=0.4, borderpad=0.2,
         )  # fmt: skip
         self._sums_cells = CellGrid(self.canvas, ax, "sums")
         self.canvas.labels(ax.xaxis)
-        self.canvas.moving(self._line, self._meant, self._read)
 
     def _draw_lost(self, ax) -> None:
         self._lost_ax = ax

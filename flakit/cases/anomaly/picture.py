@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Marked, whole_ticks
+from ...figures import Canvas, Cell, Drawing, HeatMap, Marked, style, whole_ticks
 from ...language import Words, rephrase, say
 from . import NOTHING, Operation, Shown
 
@@ -56,7 +52,7 @@ class Picture(Drawing):
         self._border = self._strip.axvline(0, color=style.BLACK, linewidth=2, zorder=4)
         self._passes = self._strip.text(0, -0.6, WORDS["passes"], ha="center", va="bottom", fontsize=8.5)
         mark = {"color": style.BROKEN, "markersize": 9, "linewidth": 0, "clip_on": False, "zorder": 8}
-        (self._arrow,) = self._strip.plot([], [], "^", **mark)
+        self._arrow = self.canvas.line(self._strip, "^", **mark)
         self._first = self._strip.text(0, 0.95, "", ha="center", va="top", fontsize=9, color=style.BROKEN)
         ax = whole_ticks(self.canvas.axes(left, 1.62, width - left - right, 1.22))
         ax.set_title(WORDS["returned"], fontsize=9, pad=4)
@@ -73,7 +69,7 @@ class Picture(Drawing):
             ]
             for kind, colour in (("NaN", style.BROKEN), ("inf", style.PURPLE))
         }
-        self.canvas.moving(self._border, self._passes, self._arrow, self._first, self._named, self._word)
+        self.canvas.moving(self._border, self._passes, self._first, self._named, self._word)
 
     def update(self, shown: Shown) -> None:
         seen, names = shown.operations, list(shown.nan)

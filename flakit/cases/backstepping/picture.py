@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps, powers
+from ...figures import Canvas, Cell, Drawing, Map, Maps, powers, style
 from ...language import Words, say
 from ...numerics.words import error
 from . import READ, ROUNDED, STRONGEST, Shown, grown
@@ -69,12 +66,9 @@ class Picture(Drawing):
             left=left, top=top, size=(width - left - 0.75, high), rows=say("channel"), columns=say("token t"),
         )  # fmt: skip
         self._maps.bar("off")
-        handles = [style.swatch(style.BROKEN, say("wrong")), *style.non_finite_handles()]
-        at = 1 - (top + high + 0.47) / (top + high + below + plot + 0.45)
-        self.canvas.figure.legend(
-            handles=handles, loc="upper right", ncols=3, borderaxespad=0, bbox_to_anchor=(1 - 0.75 / width, at)
-        )
-        self.canvas.figure.text(left / width, at, WORDS["nothing"], fontsize=8.5, va="top")
+        handles = style.swatch(style.BROKEN, say("wrong")), *style.non_finite_handles()
+        self.canvas.legend(*handles, loc="upper right", at=(width - 0.75, top + high + 0.47), borderaxespad=0)
+        self.canvas.text(left, top + high + 0.47, WORDS["nothing"], fontsize=8.5, va="top")
         self._draw_curve(self.canvas.axes(left, top + high + below, width - left - 0.75, plot))
 
     def _draw_curve(self, ax) -> None:
@@ -83,13 +77,13 @@ class Picture(Drawing):
         ax.minorticks_off()
         ax.axhline(ROUNDED, color=style.GREY, linewidth=1.2, linestyle=(0, (1, 1.2)), zorder=1)
         ax.text(_FAR, ROUNDED, WORDS["rounded"], color=style.GREY, ha="right", va="bottom", fontsize=9)
-        (self._measured,) = ax.plot([], [], ".", color=style.BLUE, markersize=6, label=say("measured"), zorder=3)
-        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
+        self._measured = self.canvas.line(ax, ".", color=style.BLUE, markersize=6, label=say("measured"), zorder=3)
+        self._law = self.canvas.line(ax, **style.LAW, label=say("law"), zorder=4)
         self._gate = ax.axvline(0, color=style.GREY, linewidth=1.2, zorder=1)
         self._named = ax.text(0, 2e-8, "", color=style.GREY, fontsize=9, va="bottom", zorder=5)
         self._named.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5})
         ax.legend(loc="upper left", borderaxespad=0.1, labelspacing=0.2, handlelength=2.2)
-        self.canvas.moving(self._measured, self._law, self._gate, self._named)
+        self.canvas.moving(self._gate, self._named)
 
     def update(self, shown: Shown) -> None:
         self._maps.update(shown)

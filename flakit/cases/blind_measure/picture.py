@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid, Marked, Ring, whole_ticks
+from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, Marked, Ring, style, whole_ticks
 from ...language import Words, say
 from . import Shown
 
@@ -66,20 +62,16 @@ class Picture(Drawing):
         ax.set(title=WORDS["curves"], xlabel=WORDS["n"], ylim=(_LOW, _HIGH))
         ax.set_yticks(range(-4, 2), ["$10^{-4}$", "$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "1", "10"])
         self._lines = {
-            name: ax.plot([], [], **look, label=WORDS[name])[0]
+            name: self.canvas.line(ax, **look, label=WORDS[name])
             for name, look in zip(_CURVES, style.LINES, strict=False)
         }
-        (self._law,) = ax.plot([], [], **style.LAW, label=WORDS["law"], zorder=4)
+        self._law = self.canvas.line(ax, **style.LAW, label=WORDS["law"], zorder=4)
         self._tolerance = ax.axhline(0, color=style.GREY, linewidth=1.2)
         self._accepted = ax.axvspan(0, 1, facecolor=style.NAN["facecolor"], zorder=0)
         self._words = ax.text(0, 0, "", ha="right", va="bottom", color=style.GREY, fontsize=8.5, zorder=5)
         self._cells = CellGrid(self.canvas, ax, "curves")
-        handles = [*self._lines.values(), self._law]
-        self.canvas.figure.legend(
-            handles=handles, loc="lower right", ncols=4, borderaxespad=0.2, handlelength=2.6, columnspacing=1.2
-        )
-        moving = *self._lines.values(), self._law, self._tolerance, self._accepted, self._words
-        self.canvas.moving(*moving)
+        self.canvas.legend(*self._lines.values(), self._law, handlelength=2.6, columnspacing=1.2)
+        self.canvas.moving(self._tolerance, self._accepted, self._words)
         self.canvas.labels(self._title)
 
     def update(self, shown: Shown) -> None:

@@ -3,10 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
+from ...figures import Canvas, Cell, Drawing, HeatMap, style
 from ...language import Words
 from ...numerics.words import percent
 from . import Shown
@@ -82,7 +79,7 @@ class Picture(Drawing):
             ends = [-0.5, _BINS - 0.5]
             (same,) = ax.plot(ends, ends[::-1], color=style.BLACK, lw=0.8, ls=(0, (3, 3)), label=WORDS["same"])
             self.canvas.moving(same)
-        self.canvas.figure.legend(handles=[same], loc="lower left", bbox_to_anchor=(left / width, 0), borderaxespad=0.1)
+        self.canvas.legend(same, loc="lower left", at=(left, rows * (title + down) + bottom), borderaxespad=0.1)
         self.canvas.labels(*self._titles.values())
 
     def update(self, shown: Shown) -> None:

@@ -4,11 +4,7 @@ import math
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps
-from ...figures.marks import CellGrid, whole_ticks
+from ...figures import Canvas, Cell, CellGrid, Drawing, Map, Maps, style, whole_ticks
 from ...language import Words, say
 from ...numerics.words import number
 from . import Shown
@@ -80,9 +76,9 @@ class Picture(Drawing):
         ax.set_xticks([-1, 0, 1], WORDS["bounds"])
         for bound in (-1, 1):
             ax.axvline(bound, color=style.GREY, linewidth=1, linestyle=(0, (1, 1.5)))
-        self._anchor = ax.axhline(0, color=style.BLACK, linewidth=1.2)
-        (self._true,) = ax.plot([], [], color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
-        (self._clamped,) = ax.plot([], [], color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
+        (self._anchor,) = self.canvas.moving(ax.axhline(0, color=style.BLACK, linewidth=1.2))
+        self._true = self.canvas.line(ax, color=style.SKY, linewidth=1.4, linestyle="--", marker="o", markersize=3.5)
+        self._clamped = self.canvas.line(ax, color=style.INDIGO, linewidth=1.8, marker="o", markersize=4)
         self._cells = CellGrid(self.canvas, ax, "exponents")
         alike = {"lost": ("alike", WORDS["cut"]), "hatched": True}
         maps = {
@@ -95,8 +91,7 @@ class Picture(Drawing):
         )  # fmt: skip
         handles = self._true, self._clamped, self._anchor
         words = [WORDS[name] for name in ("true", "clamped", "anchor")]
-        self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
-        self.canvas.moving(self._anchor, self._true, self._clamped)
+        self.canvas.legend(*handles, labels=words, handlelength=2.4)
 
     def update(self, shown: Shown) -> None:
         rows = np.arange(len(shown.exponents))

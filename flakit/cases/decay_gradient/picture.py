@@ -5,10 +5,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import Bars, CellGrid, whole_ticks
+from ...figures import Bars, Canvas, Cell, CellGrid, Drawing, style, whole_ticks
 from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FORMULAS, Shown
@@ -97,10 +94,8 @@ class Picture(Drawing):
         self.canvas.moving(self._noise)
         self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title))
         handles = [*self._lines["sums"].values(), *self._lines["dw"].values(), self._noise, self._law]
-        self.canvas.figure.legend(
-            handles=handles, loc="lower left", ncols=len(handles) if wide else 4, borderaxespad=0.2,
-            columnspacing=1.1, handletextpad=0.4, handlelength=1.6,
-        )  # fmt: skip
+        look = {"columnspacing": 1.1, "handletextpad": 0.4, "handlelength": 1.6}
+        self.canvas.legend(*handles, loc="lower left", ncols=len(handles) if wide else 4, **look)
         self.canvas.labels(*self._titles.values())
 
     def _draw_errors(self, ax) -> None:
@@ -112,9 +107,8 @@ class Picture(Drawing):
         ax.set_xticks(powers, [f"$10^{{{power}}}$" for power in powers])
         self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.3, facecolor=style.BLUE)
         self._infinite = Bars(self.canvas, ax, horizontal=True, thick=0.3, **style.INF)
-        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, zorder=4, label=say("law"), clip_on=False)
+        self._law = self.canvas.line(ax, "d", color=style.BLACK, ms=6, zorder=4, label=say("law"), clip_on=False)
         self._words = [ax.text(_LOW + 0.25, row - 0.2, "", va="bottom", fontsize=8.5) for row in range(rows)]
-        self.canvas.moving(self._law)
         self.canvas.labels(*self._words)
         CellGrid(self.canvas, ax, "errors", rows, 1)
 

@@ -3,11 +3,7 @@
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars
+from ...figures import Bars, Canvas, Cell, Drawing, HeatMap, style
 from ...language import Words, say
 from ...numerics.words import percent
 from . import Shown
@@ -81,14 +77,11 @@ class Picture(Drawing):
         ax.set(xlim=(0, 1.75), ylim=(len(_ROWS) - 0.5, -0.5), yticks=[])
         ax.set_xticks([0, 0.5, 1], ["0", "½", "1"])
         self._bars = Bars(self.canvas, ax, horizontal=True, thick=0.55, facecolor=style.BLUE, label=say("measured"))
-        (self._law,) = ax.plot([], [], "d", color=style.BLACK, ms=6, label=say("law"), zorder=3)
+        self._law = self.canvas.line(ax, "d", color=style.BLACK, ms=6, label=say("law"), zorder=3)
         self._words = [ax.text(0, n, "", va="center_baseline", fontsize=8.5) for n in range(len(_ROWS))]
-        self.canvas.figure.legend(
-            handles=[self._bars.patch, self._law],
-            loc="lower right", bbox_to_anchor=(1 - 0.1 / width, 0.0), ncols=2, handlelength=1.0,
-            columnspacing=1.0, borderaxespad=0.1, handletextpad=0.4,
-        )  # fmt: skip
-        self.canvas.moving(self._arrow, self._cross, self._law, *self._words)
+        look = {"handlelength": 1.0, "columnspacing": 1.0, "borderaxespad": 0.1, "handletextpad": 0.4}
+        self.canvas.legend(self._bars.patch, self._law, at=(width - 0.1, 3.75), **look)
+        self.canvas.moving(self._arrow, self._cross, *self._words)
         self.canvas.labels(self._fate)
 
     def update(self, shown: Shown) -> None:

@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, CellGrid, Marked, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, Drawing, HeatMap, Marked, name_rows, style
 from ...language import Words, say
 from ...numerics.words import error, number
 from . import Shown
@@ -75,17 +71,14 @@ class Picture(Drawing):
         self._ax = self.canvas.axes(left, top + strip + 0.12, width - left - 0.15, height)
         self._ax.set(ylim=(_LOW, _HIGH), xlabel=say("token"), ylabel=WORDS["moved"])
         self._ax.set_yticks(range(-9, 1, 3), ["0", "$10^{-6}$", "$10^{-3}$", "1"])
-        self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN)
-        self._after = Bars(self.canvas, self._ax, facecolor=style.SKY)
-        (self._same,) = self._ax.plot([], [], "o", color=style.GREEN, markersize=6, clip_on=False, zorder=4)
+        self._before = Bars(self.canvas, self._ax, facecolor=style.BROKEN, label=WORDS["before"])
+        self._after = Bars(self.canvas, self._ax, facecolor=style.SKY, label=WORDS["after"])
+        look = {"color": style.GREEN, "markersize": 6, "clip_on": False, "zorder": 4}
+        self._same = self.canvas.line(self._ax, "o", **look, label=WORDS["same"])
         self._line = self._ax.axvline(0, color=style.BLACK, linewidth=1, linestyle=(0, (2, 2)))
         self._cells = CellGrid(self.canvas, self._ax, "outputs")
-        handles = [self._before.patch, self._after.patch, self._same]
-        words = [WORDS[name] for name in ("before", "after", "same")]
-        self.canvas.figure.legend(
-            handles, words, loc="lower right", ncols=3, columnspacing=1.2, bbox_to_anchor=(1, 0), borderaxespad=0.2
-        )
-        self.canvas.moving(self._none, self._row, self._changed, self._same, self._line)
+        self.canvas.legend(self._before.patch, self._after.patch, self._same, columnspacing=1.2)
+        self.canvas.moving(self._none, self._row, self._changed, self._line)
 
     def update(self, shown: Shown) -> None:
         T, P = len(shown.moved), shown.P

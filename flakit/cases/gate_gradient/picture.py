@@ -4,10 +4,7 @@ import math
 
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps, powers, signed
+from ...figures import Canvas, Cell, Drawing, Map, Maps, powers, signed, style
 from ...language import Words, say
 from . import CHANNEL, DTYPES, TOKEN, Shown
 
@@ -61,10 +58,8 @@ class Picture(Drawing):
             left=_LEFT, top=top, size=(width - _LEFT - 0.12, _HIGH), gap=_GAP, rows=say("channel"),
             columns=say("token t"), stacked=True,
         )  # fmt: skip
-        figure = self.canvas.figure
-        figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
-        handles = style.non_finite_handles()
-        figure.legend(handles=handles, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.015))
+        self.canvas.figure.text(_LEFT / width, 0.015, WORDS["colours"], fontsize=8.5, va="bottom")
+        self.canvas.legend(*style.non_finite_handles(), borderpad=0, bbox_to_anchor=(1, 0.015), borderaxespad=0.5)
 
     def update(self, shown: Shown) -> None:
         for name in ("w", "dx"):

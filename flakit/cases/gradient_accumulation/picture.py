@@ -5,10 +5,7 @@ import math
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import Bars, CellGrid, Strip, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, Drawing, Strip, name_rows, style
 from ...language import Words, say
 from ...numerics.words import error, number
 from . import PARTS, SEQUENCES, VOCAB, Shown
@@ -71,10 +68,9 @@ class Picture(Drawing):
         name_rows(ax, [WORDS["returned"], WORDS["added"]])
         known = math.log(VOCAB)
         self._parts = Strip(self.canvas, ax, 2, PARTS[-1], vmin=-known, vmax=2 * known, name="parts")
-        (self._borders,) = ax.plot([], [], color="white", linewidth=4, zorder=4)
+        self._borders = self.canvas.line(ax, color="white", linewidth=4, zorder=4)
         self._sum = ax.text(1.02, 0.25, "", va="center", fontsize=9, transform=ax.transAxes)
         self.canvas.labels(self._title, self._sum)
-        self.canvas.moving(self._borders)
 
     def _draw_bars(self, ax) -> None:
         self._ax = ax
@@ -86,14 +82,14 @@ class Picture(Drawing):
         for text in self._values:
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
         self._plain = ax.axhline(0, color=style.GREY, linewidth=1.6, zorder=3, label=WORDS["plain"])
-        (self._law,) = ax.plot(
-            [], [], "_", color=style.BLACK, markersize=22, markeredgewidth=1.8, zorder=4, label=say("law")
+        self._law = self.canvas.line(
+            ax, "_", color=style.BLACK, markersize=22, markeredgewidth=1.8, zorder=4, label=say("law")
         )
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(handles=[self._plain, self._law], **place, ncols=2, handlelength=1.6)
         CellGrid(self.canvas, ax, "in parts", 1, len(PARTS))
         self.canvas.labels(ax.yaxis)
-        self.canvas.moving(self._plain, self._law, *self._values)
+        self.canvas.moving(self._plain, *self._values)
 
     def _draw_gradients(self, ax) -> None:
         ends = np.array([_LOW, _HIGH])
@@ -104,10 +100,10 @@ class Picture(Drawing):
         ax.minorticks_off()
         ax.plot(ends, ends, color=style.GREY, linewidth=1, label=WORDS["same"])
         (self._slope,) = ax.plot(ends, ends, **style.LAW, label=say("law"), zorder=4)
-        (self._points,) = ax.plot([], [], "o", color=style.BLUE, markersize=3, alpha=0.6, linewidth=0)
+        self._points = self.canvas.line(ax, "o", color=style.BLUE, markersize=3, alpha=0.6, linewidth=0)
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1}
         ax.legend(**place, ncols=2, handlelength=2)
-        self.canvas.moving(self._points, self._slope)
+        self.canvas.moving(self._slope)
 
     def update(self, shown: Shown) -> None:
         n = shown.accumulation

@@ -5,11 +5,7 @@ import math
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import ITSELF, Map, Maps, powers
-from ...figures.marks import Bars, CellGrid, whole_ticks
+from ...figures import ITSELF, Bars, Canvas, Cell, CellGrid, Drawing, Map, Maps, powers, style, whole_ticks
 from ...language import Words, say
 from ...numerics.words import error
 from ..decay_gradient import ROUNDINGS
@@ -108,15 +104,15 @@ class Picture(Drawing):
         ax.set(xticks=[0, 1, 2], yticks=[1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
         looks = {"product": style.LINES[1], "blocks": style.LINES[0], "law": style.LAW}
-        self._curves = {name: ax.plot([], [], **look, label=WORDS[name])[0] for name, look in looks.items()}
         self._lost = ax.add_patch(Rectangle((2, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
         self._now = ax.axvline(0, color=style.GREY, linewidth=1)
+        self.canvas.moving(self._lost, self._now)
+        self._curves = {name: self.canvas.line(ax, **look, label=WORDS[name]) for name, look in looks.items()}
         ax.legend(
             loc="upper left", borderaxespad=0.1, labelspacing=0.2, handlelength=2.2,
             frameon=True, framealpha=0.8, edgecolor="none",
         )  # fmt: skip
         self._curves_cells = CellGrid(self.canvas, ax, "over alpha")
-        self.canvas.moving(self._lost, self._now, *self._curves.values())
 
     def update(self, shown: Shown) -> None:
         self._update_terms(shown)

@@ -6,11 +6,7 @@ import numpy as np
 import torch
 from matplotlib.patches import Rectangle
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid, name_rows
+from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, name_rows, style
 from ...language import Words
 from ...numerics.words import percent
 from . import GRADIENTS, Shown
@@ -75,12 +71,12 @@ class Picture(Drawing):
         self._end_words = ax.text(
             0.015, 0, "", color=style.GREY, fontsize=8.5, va="bottom", transform=ax.get_yaxis_transform()
         )
-        (self._law,) = ax.plot([], [], **style.LAW, zorder=4)
-        (self._line,) = ax.plot([], [], **style.LINES[0], zorder=3)
+        self._law = self.canvas.line(ax, **style.LAW, zorder=4)
+        self._line = self.canvas.line(ax, **style.LINES[0], zorder=3)
         handles, words = [self._line, self._law, self._lost], [WORDS[name] for name in ("measured", "law", "lost")]
         place = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "borderaxespad": 0.1}
         ax.legend(handles, words, **place, ncols=3, handlelength=1.6, columnspacing=1.2)
-        self.canvas.moving(self._lost, self._law, self._line, *ax.spines.values())
+        self.canvas.moving(self._lost, *ax.spines.values())
 
     def _draw_rows(self, ax) -> None:
         ax.set(xlabel=WORDS["token"], ylabel=WORDS["rows"], yticks=[])

@@ -2,10 +2,7 @@
 
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps, powers, signed
+from ...figures import Canvas, Cell, Drawing, Map, Maps, powers, signed, style
 from ...language import Words, say
 from ..laws import LN_MAX
 from . import Shown
@@ -58,9 +55,8 @@ class Picture(Drawing):
             self.canvas, {name: Map(titles[name], scale) for name, scale in scales.items()},
             left=left, top=top, size=(side, side), gap=gap, rows=say("output i"), columns=say("key j"),
         )  # fmt: skip
-        figure, hatched = self.canvas.figure, style.non_finite_handles()
-        figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
-        figure.legend(handles=hatched, loc="lower right", ncols=2, borderpad=0, bbox_to_anchor=(1, 0.01))
+        self.canvas.figure.text(left / width, 0.01, WORDS["colours"], fontsize=8.5, va="bottom")
+        self.canvas.legend(*style.non_finite_handles(), borderpad=0, bbox_to_anchor=(1, 0.01), borderaxespad=0.5)
 
     def update(self, shown: Shown) -> None:
         self._maps.entitle("exponents", WORDS["exponents"][shown.exclusive])

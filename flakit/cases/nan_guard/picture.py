@@ -1,11 +1,6 @@
 """The picture of `nan_guard`: the weights of every pair, right and guarded, and the error of each output."""
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.maps import ITSELF, Map, Maps
-from ...figures.marks import Bars
+from ...figures import ITSELF, Bars, Canvas, Cell, Drawing, HeatMap, Map, Maps, style
 from ...language import Words, say
 from . import Shown
 

@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, style
 from ...language import Words, say
 from ...numerics.words import number, percent
 from . import FAULTS, H, Shown, T
@@ -64,16 +60,13 @@ class Picture(Drawing):
         ax.yaxis.set_major_formatter(lambda x, _: percent(x))
         self._tokens = ax
         self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
-        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
-        (self._wrong,) = ax.plot([], [], "X", color=style.BROKEN, markersize=6, label=say("wrong"), zorder=3)
-        (self._right,) = ax.plot([], [], "o", color=style.BLUE, markersize=4.5, label=say("right"), zorder=3)
-        self.canvas.figure.legend(
-            handles=[self._law, self._wrong, self._right], loc="lower right", ncols=3, borderaxespad=0.2,
-            columnspacing=1.0, handletextpad=0.4,
-        )  # fmt: skip
+        self._law = self.canvas.line(ax, **style.LAW, label=say("law"), zorder=4)
+        self._wrong = self.canvas.line(ax, "X", color=style.BROKEN, markersize=6, label=say("wrong"), zorder=3)
+        self._right = self.canvas.line(ax, "o", color=style.BLUE, markersize=4.5, label=say("right"), zorder=3)
+        self.canvas.legend(self._law, self._wrong, self._right, columnspacing=1.0, handletextpad=0.4)
         CellGrid(self.canvas, ax, "tokens", 1, T)
         texts = [text for row in self._shares for text in row]
-        self.canvas.moving(*self._borders, self._law, self._wrong, self._right, *texts)
+        self.canvas.moving(*self._borders, *texts)
 
     def update(self, shown: Shown) -> None:
         ranks, off = shown.ranks, np.column_stack((shown.first.numpy(), shown.entering.numpy()))

@@ -6,11 +6,7 @@ import numpy as np
 from matplotlib.patches import ConnectionPatch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, style
 from ...language import Words, say
 from ...numerics.words import number
 from ..laws import LN_MAX
@@ -90,29 +86,28 @@ class Picture(Drawing):
     def _draw_sum(self, ax) -> None:
         ax.set_title(WORDS["sum"], fontsize=9, pad=3)
         ax.yaxis.set_major_locator(MaxNLocator(4))
-        (self._gates,) = ax.plot([], [], **style.LINES[0], zorder=3, drawstyle="steps-mid")
-        (self._empty,) = ax.plot([], [], ".", color=style.BLACK, markersize=5, zorder=3)
-        (self._anchor,) = ax.plot([], [], "o", color=style.BLACK, markersize=6, zorder=5)
-        (self._level,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":", zorder=2)
+        self._gates = self.canvas.line(ax, **style.LINES[0], zorder=3, drawstyle="steps-mid")
+        self._empty = self.canvas.line(ax, ".", color=style.BLACK, markersize=5, zorder=3)
+        self._anchor = self.canvas.line(ax, "o", color=style.BLACK, markersize=6, zorder=5)
+        self._level = self.canvas.line(ax, color=style.GREY, linewidth=1, linestyle=":", zorder=2)
         self._jump = ax.annotate(
             "", (0, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 2, "shrinkA": 0, "shrinkB": 0}, zorder=6
         )
         self._words = ax.text(0, 0, "", ha="right", va="center", fontsize=9, zorder=6)
         self._words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
         self.canvas.labels(ax.yaxis)
-        self.canvas.moving(self._gates, self._empty, self._level, self._anchor, self._jump, self._words)
+        self.canvas.moving(self._jump, self._words)
 
     def _draw_limits(self, ax) -> None:
         self._limits = ax
         ax.set(yscale="log", ylim=(_WEAKEST, _STRONGEST), xlabel=WORDS["rows"])
         ax.set_title(WORDS["limits"], fontsize=9, pad=3)
         ax.set_yticks([1, 10, 100], map(style.power, range(3)))
-        (self._law,) = ax.plot([], [], color=style.BLACK, linewidth=1.4, zorder=3, label=say("law"))
+        self._law = self.canvas.line(ax, color=style.BLACK, linewidth=1.4, zorder=3, label=say("law"))
         ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2}
-        (self._measured,) = ax.plot([], [], "o", color=style.BLUE, **ring, zorder=4, label=say("measured"))
-        (self._now,) = ax.plot([], [], "D", **style.HERE, markersize=8, zorder=5, label=say("now"))
+        self._measured = self.canvas.line(ax, "o", color=style.BLUE, **ring, zorder=4, label=say("measured"))
+        self._now = self.canvas.line(ax, "D", **style.HERE, markersize=8, zorder=5, label=say("now"))
         ax.legend(loc="upper right", borderaxespad=0.1)
-        self.canvas.moving(self._law, self._measured, self._now)
 
     def update(self, shown: Shown) -> None:
         chunk, real = len(shown.gates), shown.real

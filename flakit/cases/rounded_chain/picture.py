@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, style
 from ...language import Words, label, say
 from . import BITS, CHUNK, STORED, WAYS, Shown, law
 
@@ -52,15 +49,12 @@ class Picture(Drawing):
         ax.set_yticks([1e-7, 1e-5, 1e-3, 1e-1])
         ax.minorticks_off()
         stored = ax.axhline(STORED, color=style.GREY, linewidth=1.2, label=WORDS["stored"])
-        (self._law,) = ax.plot([], [], **style.LAW, label=say("law"), zorder=4)
-        (self._below,) = ax.plot([], [], "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
-        (self._above,) = ax.plot([], [], "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
-        self.canvas.figure.legend(
-            handles=[self._law, stored, self._below, self._above], loc="lower right", ncols=4, borderaxespad=0.2,
-            columnspacing=1.0, handletextpad=0.4,
-        )  # fmt: skip
+        self._law = self.canvas.line(ax, **style.LAW, label=say("law"), zorder=4)
+        self._below = self.canvas.line(ax, "o", color=style.BLUE, markersize=6, label=WORDS["below"], zorder=3)
+        self._above = self.canvas.line(ax, "X", color=style.BROKEN, markersize=8, label=WORDS["above"], zorder=3)
+        self.canvas.legend(self._law, stored, self._below, self._above, columnspacing=1.0, handletextpad=0.4)
         CellGrid(self.canvas, ax, "chunks", 1, _MOST)
-        self.canvas.moving(self._title, self._law, self._below, self._above)
+        self.canvas.moving(self._title)
 
     def update(self, shown: Shown) -> None:
         self._title.set_text(WORDS.say("title", way=label(shown.way)))

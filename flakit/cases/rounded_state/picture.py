@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, style
 from ...language import Words, say
 from . import Shown
 
@@ -41,13 +38,12 @@ class Picture(Drawing):
         ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
         ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
         ax.set(xlabel=say("token t"), ylabel=say("state"))
-        (self._true,) = ax.plot([], [], **style.LAW, label=WORDS["true"], zorder=3)
-        (self._kept,) = ax.plot([], [], color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
-        (self._stopped,) = ax.plot([], [], color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
+        self._true = self.canvas.line(ax, **style.LAW, label=WORDS["true"], zorder=3)
+        self._kept = self.canvas.line(ax, color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
+        self._stopped = self.canvas.line(ax, color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)
         ax.legend(loc="upper left", borderaxespad=0.2, labelspacing=0.2, handlelength=2.2)
         self._cells = CellGrid(self.canvas, ax, "tokens")
         self.canvas.labels(ax.xaxis, ax.yaxis)
-        self.canvas.moving(self._true, self._kept, self._stopped)
 
     def update(self, shown: Shown) -> None:
         tokens = np.arange(len(shown.true))

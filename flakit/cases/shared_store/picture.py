@@ -1,8 +1,6 @@
 """The picture of `shared_store`: one gradient by token, as it should be and as stored."""
 
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps, signed
+from ...figures import Canvas, Cell, Drawing, Map, Maps, signed
 from ...language import Words, say
 from ...numerics.words import percent
 from . import Shown

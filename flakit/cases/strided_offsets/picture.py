@@ -4,11 +4,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Strip, name_rows
+from ...figures import Canvas, Cell, Drawing, HeatMap, Strip, name_rows, style
 from ...language import Words, say
 from . import Shown
 

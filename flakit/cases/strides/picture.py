@@ -4,11 +4,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps
-from ...figures.marks import Strip, name_rows
+from ...figures import Canvas, Cell, Drawing, Map, Maps, Strip, name_rows, style
 from ...language import Words, say
 from . import Shown
 
@@ -79,10 +75,9 @@ class Picture(Drawing):
         ax = self._maps["read"].ax
         for heat in self._maps.values():
             heat.ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-        (self._right,) = ax.plot(
-            [], [], "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
+        self._right = self.canvas.line(
+            ax, "o", ms=5, mfc="white", mec=style.BLACK, clip_on=False, zorder=6, label=WORDS["right"]
         )
-        self.canvas.moving(self._right)
         ax.legend(
             handles=[
                 self._right,

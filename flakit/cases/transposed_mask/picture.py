@@ -4,11 +4,7 @@ import numpy as np
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Marked, whole_ticks
+from ...figures import Canvas, Cell, Drawing, HeatMap, Marked, style, whole_ticks
 from ...language import Words, say
 from . import MOST, Shown
 
@@ -80,7 +76,7 @@ class Picture(Drawing):
         ax.set_facecolor(style.EMPTY)
         self._inside = ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor=RIGHT, linewidth=0, zorder=1))
         self._missing, self._outside = (Marked(self.canvas, ax, zorder=2, **look) for look in (MISSING, OUTSIDE))
-        (self._edges,) = ax.plot([], [], color=style.GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=3)
+        self._edges = self.canvas.line(ax, color=style.GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=3)
         self._border = ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, linewidth=1.6, zorder=4))
         self._refused = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", fontsize=10, zorder=5)
         handles = [
@@ -90,8 +86,8 @@ class Picture(Drawing):
             self._edges,
         ]
         self._edges.set_label(say("tile"))
-        self.canvas.figure.legend(handles=handles, loc="lower left", ncols=columns, borderaxespad=0.3)
-        self.canvas.moving(self._inside, self._edges, self._border, *ax.spines.values(), self._refused)
+        self.canvas.legend(*handles, loc="lower left", ncols=columns, borderaxespad=0.3)
+        self.canvas.moving(self._inside, self._border, *ax.spines.values(), self._refused)
 
     def _draw_sizes(self, ax, bar) -> None:
         ax.set_title(WORDS["sizes"], fontsize=9.5)

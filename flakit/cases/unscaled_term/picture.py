@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, style
 from ...language import Words, say
 from ...numerics.words import number
 from . import Shown, T
@@ -58,12 +55,12 @@ class Picture(Drawing):
         looks["got"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
         looks["wrong"] = {"marker": "X", "color": style.BROKEN, "markersize": 8}
         self._points = {
-            name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
+            name: self.canvas.line(ax, linestyle="none", label=WORDS[name], zorder=3, **look)
             for name, look in looks.items()
         }
         ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3, ncols=4, columnspacing=1.0)
         CellGrid(self.canvas, ax, "tokens", 1, T)
-        self.canvas.moving(self._title, *self._points.values())
+        self.canvas.moving(self._title)
 
     def update(self, shown: Shown) -> None:
         self._title.set_text(WORDS.say("title", scale=_whole(shown.scale)))

@@ -1,8 +1,6 @@
 """The picture of `unwritten_rows`: dk by row of the batch; below, the right weight gradient and the actual one."""
 
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.maps import Map, Maps, signed
+from ...figures import Canvas, Cell, Drawing, Map, Maps, signed
 from ...language import Words, say
 from . import Shown
 

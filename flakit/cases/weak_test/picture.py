@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import Bars, CellGrid
+from ...figures import Bars, Canvas, Cell, CellGrid, Drawing, style
 from ...language import Words
 from ...numerics.words import error
 from ..blind_measure import TOLERANCE
@@ -81,8 +78,7 @@ class Picture(Drawing):
                 ax.tick_params(labelbottom=False)
                 beside.tick_params(labelbottom=False)
         words = WORDS["kept"], WORDS["forgotten"], WORDS.say("tolerance", tolerance=TOLERANCE)
-        handles = kept.patch, forgotten.patch, line
-        self.canvas.figure.legend(handles, words, loc="lower right", ncols=3, borderaxespad=0.2, handlelength=2.4)
+        self.canvas.legend(kept.patch, forgotten.patch, line, labels=words, handlelength=2.4)
         self.canvas.labels(*(verdict for _, verdict, _ in self._errors))
 
     def update(self, shown: Shown) -> None:

@@ -3,12 +3,7 @@
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.heatmap import HeatMap
-from ...figures.maps import FUTURE, Map, Maps, signed
-from ...figures.marks import CellGrid, whole_ticks
+from ...figures import FUTURE, Canvas, Cell, CellGrid, Drawing, HeatMap, Map, Maps, signed, style, whole_ticks
 from ...language import Words, say
 from ...numerics.words import error
 from ..laws import LN_MAX
@@ -73,7 +68,8 @@ class Picture(Drawing):
         looks = {"meant": style.BLUE, "read": style.PURPLE}
         ring = {"markersize": 9, "mew": 2.4, "mfc": "none", "zorder": 6, "clip_on": False}
         self._spots = {
-            name: ax.plot([0], [0], "os"[name == "meant"], mec=colour, **ring)[0] for name, colour in looks.items()
+            name: self.canvas.line(ax, "os"[name == "meant"], mec=colour, label=WORDS[name], **ring)
+            for name, colour in looks.items()
         }
         at = left + memory + gap
         ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
@@ -84,7 +80,7 @@ class Picture(Drawing):
         for end in (-1, 1):
             ax.axvspan(end, end * _BEYOND, facecolor=style.INF["facecolor"])
         self._lines = {
-            name: ax.plot([], [], color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)[0]
+            name: self.canvas.line(ax, color=colour, marker="os"[name == "meant"], markersize=4, zorder=3)
             for name, colour in looks.items()
         }
         self._cells = CellGrid(self.canvas, ax, "exponents")
@@ -93,10 +89,7 @@ class Picture(Drawing):
             self.canvas, {name: Map(WORDS[name], signed(8), empty=FUTURE) for name in ("wrong", "right")},
             left=at, top=top, size=(side, height), gap=gap, columns=say("key j"), labels=False,
         )  # fmt: skip
-        handles = [*self._spots.values(), *style.non_finite_handles()]
-        words = [WORDS["meant"], WORDS["read"], *(patch.get_label() for patch in handles[2:])]
-        self.canvas.figure.legend(handles, words, loc="lower right", ncols=4, borderaxespad=0.2)
-        self.canvas.moving(*self._spots.values(), *self._lines.values())
+        self.canvas.legend(*self._spots.values(), *style.non_finite_handles())
 
     def update(self, shown: Shown) -> None:
         block, H = shown.g.shape

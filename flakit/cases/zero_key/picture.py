@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.drawing import Drawing
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, Drawing, style
 from ...language import Words, say
 from ...numerics.words import number, percent
 from . import TOKEN, Shown, T
@@ -54,12 +51,11 @@ class Picture(Drawing):
         looks["leaves"] = {"marker": "o", "color": style.BLUE, "markersize": 6}
         looks["largest"] = {"marker": "X", "color": style.BROKEN, "markersize": 10}
         self._points = {
-            name: ax.plot([], [], linestyle="none", label=WORDS[name], zorder=3, **look)[0]
+            name: self.canvas.line(ax, linestyle="none", label=WORDS[name], zorder=3, **look)
             for name, look in looks.items()
         }
         ax.legend(loc="upper right", borderaxespad=0.2, labelspacing=0.3)
         CellGrid(self.canvas, ax, "tokens", 1, T)
-        self.canvas.moving(*self._points.values())
 
     def update(self, shown: Shown) -> None:
         tokens, (arrives, leaves) = np.arange(T), _sizes(shown)
