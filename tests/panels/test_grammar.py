@@ -64,7 +64,7 @@ def test_there_is_one_palette_for_signs_and_one_for_sizes():
 
 
 RIGHT = [
-    ("broken", "fine"), ("one_column", "fine"), ("growth", "fine"), ("ends", {"exponent": 5}), ("fatal", {"anchor": 0}),
+    ("broken", "fine"), ("growth", "fine"), ("ends", {"exponent": 5}), ("fatal", {"anchor": 0}),
     ("split", {}), ("chunks", {}), ("ways", {}), ("reading", {}), ("two_forms", {}), ("again", {}), ("mirror", {}),
     ("masking", "fine"), ("masking", "repaired"), ("clamping", "fine"), ("nan_guard", "fine"), ("anchor", "fine"),
     ("anchor", "repaired"), ("padding", "fine"), ("padding", "repaired"), ("wrong_head_anchor", "nothing shows"),

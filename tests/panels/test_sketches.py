@@ -10,7 +10,6 @@ import torch
 
 from flakit import chunk_rwkv6, inputs
 from flakit.cases import anchor, gate_drift, inverse, masking
-from flakit.cases.infinity import follow
 from flakit.cases.laws import LN_MAX
 from flakit.models import Permutations
 from flakit.numerics import recorded
@@ -18,7 +17,6 @@ from flakit.numerics.evaluate import cotangents, recurrence
 from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch, sketches
-from flakit.panels.base import NARROW, WIDE
 from flakit.panels.knobs import stops_of
 from flakit.panels.sketches import SKETCHES, chunk_backward, over_gpus
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
@@ -73,21 +71,6 @@ def test_broken_breaks_where_the_law_says():
         assert np.isfinite(panel.result.true).all()
         fine = panel.result.shares["dr"] == 0
         assert not fine or np.allclose(panel.result.computed, panel.result.true, atol=1e-4)
-
-
-@pytest.mark.parametrize("decay", [-1.36, -1.39, -1.42])
-def test_one_column_loses_what_a_chunk_loses(decay):
-    assert sketch("one_column", decay=decay).result.lost == follow(decay, C=64, K=8).lost
-
-
-def test_one_column_is_wide_enough_to_be_seen():
-    panel = sketch("one_column")
-    for width in (WIDE, NARROW):
-        panel.width = width
-        panel.redraw()
-        _, _, across, down = panel.canvas.box("keys", column=63)
-        pixels = np.multiply(panel.canvas.pixels, (across, down))
-        assert pixels[0] >= 7 and pixels[1] >= 80
 
 
 def test_reading_by_pairs_is_reading_the_state():

@@ -12,7 +12,7 @@ from ..shared import literal
 from .sketch import SKETCHES
 
 for _lesson in (
-    "start_here", "rwkv6_forward", "rwkv6_backward", "chunking", "chunk_backward", "one_infinity", "decay_blowup",
+    "start_here", "rwkv6_forward", "rwkv6_backward", "chunking", "chunk_backward", "decay_blowup",
     "chunk_vs_recurrent", "delta_rule", "delta_rule_in_chunks", "state_tracking", "gsa", "states_and_shapes",
     "training", "audit_your_kernel", "speed", "over_gpus",
 ):  # fmt: skip
