@@ -163,16 +163,14 @@ def causal(x: Examiner, setting: Setting) -> Finding:
         o.append(y[:, :P].detach().double())
     if not torch.equal(o[0].nan_to_num(), o[2].nan_to_num()):
         # Not repeatable to the bit: hold the change to rounding instead.
-        change = compare(o[1], o[0]).l2
-        allowed = 100 * torch.finfo(setting.torch_dtype).eps
-        kind = "changed" if change > allowed else "fine"
-        return Finding(setting, kind, "o", change, allowed, f"outputs before token {P} change by {change:.1e}")
-    same = (o[0] == o[1]) | o[0].isnan() & o[1].isnan()
-    size = torch.where(o[0].isfinite(), o[0], 0.0).square().mean().sqrt()
-    moved = torch.where(same, 0.0, o[1] - o[0]).abs().nan_to_num(math.inf).max()
-    change = 0.0 if same.all() else (moved / size).item()
-    kind = "fine" if same.all() else "changed"
-    return Finding(setting, kind, "o", change, 0.0, f"outputs before token {P} change by {change:.1e} of their RMS")
+        change, allowed, of = compare(o[1], o[0]).l2, 100 * torch.finfo(setting.torch_dtype).eps, ""
+    else:
+        same = (o[0] == o[1]) | o[0].isnan() & o[1].isnan()
+        size = torch.where(o[0].isfinite(), o[0], 0.0).square().mean().sqrt()
+        moved = torch.where(same, 0.0, o[1] - o[0]).abs().nan_to_num(math.inf).max()
+        change, allowed, of = 0.0 if same.all() else (moved / size).item(), 0.0, " of their RMS"
+    kind = "changed" if change > allowed else "fine"
+    return Finding(setting, kind, "o", change, allowed, f"outputs before token {P} change by {change:.1e}{of}")
 
 
 def unchanged(x: Examiner, setting: Setting) -> Finding:

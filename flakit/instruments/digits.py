@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..language import ENGLISH, Words, speaking
 from ..numerics.words import number
-from .trace_record import Place, Report, grid, place_rows, section
+from .trace_record import Place, Report, grid, place_rows, restored_place, section
 
 if TYPE_CHECKING:
     from ..figures.canvas import Canvas
@@ -245,10 +245,16 @@ class Finding:
         return self.outputs[0].store if self.compiled else None
 
     @property
+    def kind(self) -> str:
+        """How the digits were lost, of `Kind`."""
+        if self.line is None:
+            return Kind.COMPILED if self.compiled else Kind.ACCUMULATION
+        assert self.line.blamed is not None  # a line with an error has a blame
+        return self.line.blamed.kind
+
+    @property
     def words(self) -> str:
-        if self.line is not None:
-            return self.line.words
-        return WORDS["kinds"][Kind.COMPILED if self.compiled else Kind.ACCUMULATION]
+        return self.line.words if self.line is not None else WORDS["kinds"][self.kind]
 
 
 class Digits(Report):
@@ -336,16 +342,10 @@ class Digits(Report):
         ]  # fmt: skip
         if finding is None:
             title, subtitle = WORDS["accurate"], ""
-        elif (store := finding.store) is not None:
-            title = WORDS["lost"].format(what=WORDS["short"][Kind.COMPILED])
-            subtitle = f"{store.short}  {store.statement}"
-        elif finding.line is None:
-            title, subtitle = WORDS["lost"].format(what=WORDS["short"][Kind.ACCUMULATION]), WORDS["many"]
         else:
-            place, blame = finding.line.place, finding.line.blamed
-            assert blame is not None  # a line with an error has a blame
-            title = WORDS["lost"].format(what=WORDS["short"][blame.kind])
-            subtitle = f"{place.short}  {place.statement}"
+            title = WORDS["lost"].format(what=WORDS["short"][finding.kind])
+            place = finding.line.place if finding.line is not None else finding.store
+            subtitle = WORDS["many"] if place is None else f"{place.short}  {place.statement}"
         more = len(self._by_line()) - len(rows)
         return {"title": title, "subtitle": subtitle, "rows": rows, "budget": right(budget("float32")), "more": more}
 
@@ -357,13 +357,10 @@ class Digits(Report):
 
     def _by_line(self) -> dict[tuple, Line]:
         blamed = {id(finding.line) for finding in self.findings}
-        best: dict[tuple, Line] = {}
-        for line in self.lines:
-            key = line.place.file, line.place.line
-            known = best.get(key)
-            if known is None or _weight(line, blamed) > _weight(known, blamed):
-                best[key] = line
-        return best
+        lines: dict[tuple, list[Line]] = {}
+        for x in self.lines:
+            lines.setdefault((x.place.file, x.place.line), []).append(x)
+        return {key: max(of_line, key=lambda x: _weight(x, blamed)) for key, of_line in lines.items()}
 
     def to_dict(self) -> dict:
         """Return plain lists, numbers and strings; an output refers to its line by position in "lines"."""
@@ -399,13 +396,13 @@ class Digits(Report):
         digits.notes, digits.partial = list(data["notes"]), data.get("partial", False)
         for x in data["lines"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("place", "blames", "what")}
-            line = Line(_place(x["place"]), **rest)
+            line = Line(restored_place(x["place"]), **rest)
             for blame in x["blames"]:
                 line.blame(Blame(**{name: _read(value) for name, value in blame.items()}))
             digits.lines.append(line)
         for x in data["outputs"]:
             rest = {name: _read(value) for name, value in x.items() if name not in ("allowed", "accurate", "store")}
-            digits.outputs.append(Output(**rest, store=_place(x["store"]) if x.get("store") else None))
+            digits.outputs.append(Output(**rest, store=restored_place(x["store"]) if x.get("store") else None))
         if data.get("rounds"):
             from .digits_rounding import Rounds
 
@@ -529,10 +526,6 @@ def _weight(line: Line, blamed: set[int]) -> tuple:
 
 def _written(place: Place | None) -> dict | None:
     return None if place is None else asdict(place) | {"text": place.statement}
-
-
-def _place(x: Mapping) -> Place:
-    return Place(**{**x, "via": tuple((name, line) for name, line in x["via"])})
 
 
 def _read(x):

@@ -17,10 +17,10 @@ from rich.console import Group
 from rich.text import Text
 
 from ..numerics.words import number
-from .digits import UNIT, _place, right
+from .digits import UNIT, right
 from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
 from .digits_triton import _SAME, to_bfloat16
-from .trace_record import DTYPES, Place, Trace, grid
+from .trace_record import DTYPES, Place, Trace, grid, restored_place
 
 KEPT, MOST = 4, 1 << 14
 """Limits of what is compared: the first and the last tiles of a line, and elements of each."""
@@ -85,10 +85,7 @@ class Rounds:
     @classmethod
     def from_dict(cls, data: Mapping) -> "Rounds":
         """Restore the `Rounds` whose `to_dict` returned these data."""
-        spreads = []
-        for x in data["spreads"]:
-            place = _place({name: value for name, value in x.items() if name not in ("operation", "spread")})
-            spreads.append(Spread(place, x["operation"], float(x["spread"])))
+        spreads = [Spread(restored_place(x), x["operation"], float(x["spread"])) for x in data["spreads"]]
         return cls(data["runs"], spreads, data["repeatable"])
 
     def __rich__(self) -> Group:

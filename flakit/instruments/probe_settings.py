@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..numerics.operators import Operator
 from .examiner import Examiner
+from .learn import STATES
 from .setting import EXPANDED, TRANSPOSED, Setting
 
 SIZES = {"B": 2, "H": 3}
-STATES = {"initial_state": True, "final_state": True}
 BOTH = {**STATES, "loss": "both"}
 MIXED = (-6.0, -0.05)
 BATCH = 16

@@ -71,8 +71,12 @@ class Subject:
         for argument, x in (("subject", function), ("adapter", adapter)):
             if not callable(x) and not (argument == "adapter" and x is None):
                 raise TypeError(f"{argument}: expected a function, got {shown(x)}")
-        self.name = name or _name_of(function)
-        self.op: Operator = operator(_like(_guessed(self.name) if like is None else like))
+        inner = getattr(function, "func", None)  # of a partial
+        self.name = name or str(getattr(function, "__name__", None) or getattr(inner, "__name__", "subject"))
+        like = _guessed(self.name) if like is None else like
+        if not isinstance(like, Operator) and not (isinstance(like, str) and ":" in like):
+            one_of("like", like, known())
+        self.op: Operator = operator(like)
         self.function = function if adapter is None else functools.partial(adapter, function)
         self.source = source or import_of(function, "function")
         if adapter is not None:
@@ -244,17 +248,6 @@ def import_of(function: Callable, called: str) -> tuple[str, ...]:
     if "." not in module and file and file.endswith(".py"):
         return _from_file(Path(file).resolve(), name, called)
     return (f"from {module} import {name} as {called}",)
-
-
-def _name_of(function: Callable) -> str:
-    wrapped = getattr(function, "func", None)
-    return str(getattr(function, "__name__", None) or getattr(wrapped, "__name__", "subject"))
-
-
-def _like(like: object) -> str | Operator:
-    if isinstance(like, Operator) or isinstance(like, str) and ":" in like:
-        return like
-    return one_of("like", like, known())
 
 
 def _guessed(name: str) -> str:

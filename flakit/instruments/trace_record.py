@@ -436,16 +436,16 @@ class Trace(Report):
                 _tuple(x["program"]), shape, x["dtype"], tuple(x["index"]), x["nan"], x["inf"], operands,
                 None if lanes is None else lanes.reshape(shape),
             )  # fmt: skip
-            site = trace.add(Site(_place(x), x["operation"], x["how"], tile, x["into"]))
+            site = trace.add(Site(restored_place(x), x["operation"], x["how"], tile, x["into"]))
             site.tiles, site.nan, site.inf = x["tiles"], x["all_nan"], x["all_inf"]
             site.programs = {tuple(program) for program in x["in_programs"]}
-            site.masked = Counter({(_place(place), by): lanes for place, by, lanes in x["masked"]})
+            site.masked = Counter({(restored_place(place), by): lanes for place, by, lanes in x["masked"]})
         for site, x in zip(trace.sites, data["sites"], strict=True):
             for parent in x["parents"]:
                 site.descends_from(trace.sites[parent])
         for n, x in enumerate(data["headroom"]):
             trace._headroom[n] = Headroom(
-                _place(x["place"]), x["operation"], float(x["largest"]), float(x["room"]), _tuple(x["program"]),
+                restored_place(x["place"]), x["operation"], float(x["largest"]), float(x["room"]), _tuple(x["program"]),
                 tuple(x["index"]), tuple(x["shape"]),
             )  # fmt: skip
         return trace
@@ -620,9 +620,11 @@ def _line(place: Place) -> dict:
     return {name: x for name, x in asdict(place).items() if name != "text"} | {"statement": place.statement}
 
 
-def _place(x: Mapping) -> Place:
+def restored_place(x: Mapping) -> Place:
+    """Restore a place from a mapping with its fields; "text" may be called "statement"."""
     via = tuple((function, line) for function, line in x["via"])
-    return Place(x["file"], x["line"], x["expression"], x["kernel"], x["backward"], via, x["statement"])
+    text = x["statement"] if "statement" in x else x["text"]
+    return Place(x["file"], x["line"], x["expression"], x["kernel"], x["backward"], via, text)
 
 
 def _tuple(x: Sequence[int] | None) -> tuple[int, ...] | None:

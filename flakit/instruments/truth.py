@@ -44,16 +44,12 @@ def truth_of(op: Operator, setting: Setting, device: str, power: float | None = 
     """Return the `Truth` of a setting, cached. power: the default scale is K ** power; None for the operator's own."""
     if setting.scale is None and power is not None:
         setting = setting.without(scale=float(setting.K) ** power)
-    return _cached(op, _same_values(setting), device)
+    # Layouts, pieces and slices do not change the truth.
+    key = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False, slices=None)
+    return _cached(op, key.without(states="contiguous") if key.states == TRANSPOSED else key, device)
 
 
 _cached = functools.lru_cache(maxsize=SETTINGS)(Truth)
-
-
-def _same_values(setting: Setting) -> Setting:
-    """Return the plainest setting with the same truth, the cache's key: layouts, pieces and slices do not change it."""
-    plain = setting.without(layout="contiguous", offsets="contiguous", cut=None, wanted=None, again=False, slices=None)
-    return plain.without(states="contiguous") if plain.states == TRANSPOSED else plain
 
 
 def _running_means(op: Operator, x: dict, arriving: Arriving) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..ops.common import validation as check
 from ..ops.common.registration import plain_eager
@@ -30,12 +31,9 @@ def pad(sequences: Sequence[Tensor | Sequence[int]], device: torch.device | str 
             raise ValueError(f"sequences[{n}]: expected [T] with T of at least 1, got {list(row.shape)}")
         if row.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"sequences[{n}]: expected whole numbers, got {str(row.dtype).removeprefix('torch.')}")
-    T = max(map(len, rows))
-    tokens, mask = (rows[0].new_zeros(len(rows), T, dtype=dtype) for dtype in (torch.int64, torch.bool))
-    for n, row in enumerate(rows):
-        tokens[n, T - len(row) :] = row
-        mask[n, T - len(row) :] = True
-    return tokens, mask
+    tokens = pad_sequence([row.long() for row in rows], batch_first=True, padding_side="left")
+    mask = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return tokens, pad_sequence(mask, batch_first=True, padding_side="left")
 
 
 def generate(

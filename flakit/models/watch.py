@@ -395,14 +395,11 @@ class Watch:
             elif nan:  # from weights that are NaN
                 self._warn_blind(f"the decays of {nan[0] or 'the model'} are NaN, so that they have no headroom")
             else:
-                self._forecast_all()
+                self.headrooms[self.step] = headroom = self._measure(self.recording, **self._options)
+                for layer in self.recording:
+                    for kernel in {m.kernel for m in headroom.layers[layer]}:
+                        self._forecast(layer, kernel)
         self._recorder.now = (self.step + 1) % self.every == 0  # set before the next pass: compiled code guards on it
-
-    def _forecast_all(self) -> None:
-        self.headrooms[self.step] = self._measure(self.recording, **self._options)
-        for layer in self.recording:
-            for kernel in {m.kernel for m in self.headrooms[self.step].layers[layer]}:
-                self._forecast(layer, kernel)
 
     def _check_infinite(self) -> None:
         """Warn once of decays of -inf. They fit every kernel, but the gate that computed them may have no gradient."""

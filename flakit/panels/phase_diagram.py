@@ -293,11 +293,6 @@ def _grid(key, how) -> tuple[list[int], list[float], list[dict[str, float]]]:
     return rows, sorted({*even.tolist(), *around(inside, _NEAR, same=_SAME)}), laws
 
 
-@functools.lru_cache(maxsize=256)
-def _coarse(key) -> tuple[Sweep, list[dict[str, float]]]:
-    return _measure(key, "coarse")
-
-
 def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[str, float]]]:
     """Return the sweep over rows and decays, and each row's predicted limits by tensor. how: "coarse" measures
     whether all is finite, "fine" the error against float64 as well."""
@@ -314,6 +309,9 @@ def _measure(key, how, progress=None, cancelled=None) -> tuple[Sweep, list[dict[
         return {name: (computed[name], exact[name]) for name in names}
 
     return sweep(measure, {against: rows, "decay": decays}, progress=progress, cancelled=cancelled), law
+
+
+_coarse = functools.lru_cache(maxsize=256)(functools.partial(_measure, how="coarse"))
 
 
 def _agreement(result: Map) -> str:
