@@ -100,10 +100,10 @@ class Place:
         path = Path(self.file)
         return f"{path.parent.name + '/' if path.name == '__init__.py' else ''}{path.name}:{self.line}"
 
-    def code(self, most: int = 70) -> str:
+    def code(self, most: float = math.inf) -> str:
         """Return the expression, or the source line, on one line of at most `most` characters."""
         text = " ".join((self.expression or self.statement).split())
-        return text if len(text) <= most else text[: most - 1] + "…"
+        return text if len(text) <= most else text[: int(most) - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,7 @@ class Trace(Report):
         if site is None:
             tile = self.headroom[0]
             place, values, family, bad = tile.place, np.zeros(tile.shape), [], ""
-            title, subtitle = WORDS["finite"], WORDS["nearest"].format(line=f"{place.short}  {place.code()}")
+            title, subtitle = WORDS["finite"], WORDS["nearest"].format(line=f"{place.short}  {place.code(70)}")
             tile_name = WORDS["tile"].format(shape=list(tile.shape), index=list(tile.index))
         else:
             tile = site.first

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ..figures.canvas import Cell
 from ..figures.trace import TraceFigure
 from ..instruments import workbench
-from ..instruments.trace_record import Headroom, Place, Trace
+from ..instruments.trace_record import Headroom, Trace
 from ..language import Words, say, speaking
 from ..numerics.words import number
 from . import knobs
@@ -103,7 +103,7 @@ class KernelTrace(WorkbenchPanel):
             return WORDS.say("fine", decay=decay, line=_least(result)) + recorded
         tile = site.first
         text = WORDS.say("broken",
-            decay=decay, line=site.place.line, code=code_of(site.place), what=tile.what, bad=tile.bad, size=tile.size,
+            decay=decay, line=site.place.line, code=site.place.code(), what=tile.what, bad=tile.bad, size=tile.size,
             token=tile.index[0] if tile.index else 0, program=tile.program[0],
         )  # fmt: skip
         return text + _fate(result) + recorded
@@ -120,7 +120,7 @@ class KernelTrace(WorkbenchPanel):
             return WORDS.say("branch", place=site.place.short, statement=site.place.statement, what=site.words)
         line = result.headroom[cell.row]
         return WORDS.say("room",
-            place=line.place.short, code=code_of(line.place), largest=line.largest, program=line.program[0],
+            place=line.place.short, code=line.place.code(), largest=line.largest, program=line.program[0],
             end=_end(line),
         )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _least(trace: Trace) -> str:
     line = trace.headroom[0]
     if line.largest <= 0:
         return WORDS["flat"]
-    return WORDS.say("least", line=line.place.line, code=code_of(line.place), largest=line.largest, end=_end(line))
+    return WORDS.say("least", line=line.place.line, code=line.place.code(), largest=line.largest, end=_end(line))
 
 
 def _fate(trace: Trace) -> str:
@@ -165,11 +165,6 @@ def _lane(trace: Trace, cell: Cell) -> str:
 
 def _end(line: Headroom) -> str:
     return f"{line.room + line.largest:.2f}"
-
-
-def code_of(place: Place) -> str:
-    """Return the source text of a place on one line: the expression, or else the whole statement."""
-    return " ".join((place.expression or place.statement).split())
 
 
 def kernel_trace(*lines: Callable, show=None, language: str | None = None, **settings) -> KernelTrace:

@@ -13,7 +13,7 @@ from ..language import Words, say, speaking
 from ..numerics.words import number
 from . import knobs
 from .kernel_trace import WORDS as KERNEL
-from .kernel_trace import YOURS, WorkbenchPanel, code_of
+from .kernel_trace import YOURS, WorkbenchPanel
 from .shared import literal
 
 WORDS = Words() | {
@@ -64,10 +64,10 @@ class LostDigits(WorkbenchPanel):
         line = digits.first
         if line is None:
             worst = digits.losses[0]
-            most = {"line": worst.place.line, "code": code_of(worst.place), "lost": _digits(worst.lost)}
+            most = {"line": worst.place.line, "code": worst.place.code(), "lost": _digits(worst.lost)}
             return WORDS.say("fine", decay=decay, **reached) + WORDS.say("most", **most) + recorded
         change = {"inside": _digits(right(line.blamed.inside)), "out": _digits(right(line.blamed.out))}
-        code = code_of(line.place)
+        code = line.place.code()
         lost = WORDS.say("lost", decay=decay, line=line.place.line, code=code, what=line.words, **change)
         return lost + WORDS.say("reaches", **reached) + recorded
 
