@@ -179,7 +179,7 @@ class Ledger:
         if not bad.any():
             return shadow
         out = _each(off, exact)
-        inherited, inside, terms = (how or (_sums if summed else _lanes))(x, exact, operands, bad)
+        inherited, inside, terms = (how or (_sums if summed else _lanes))(exact, operands, bad)
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(inside), out / np.maximum(inside, FLOAT32), 1.0)
         # An operation that rounds adds its own error, however much the error of its operands was amplified before.
@@ -267,7 +267,7 @@ def _equals(exact: np.ndarray, terms: np.ndarray) -> bool:
 Origin = tuple[Births, np.ndarray, "np.ndarray | None"]
 
 
-def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
+def _lanes(exact, operands: Sequence[Pair], bad) -> Origin:
     """Return the `Origin` of an elementwise result: the same lane of the operand with the largest relative error."""
     births = nobody(exact.shape)
     inside, weight = np.zeros(exact.shape), np.full(exact.shape, -1.0)
@@ -283,7 +283,7 @@ def _lanes(x, exact, operands: Sequence[Pair], bad) -> Origin:
     return births, inside, None
 
 
-def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
+def _sums(exact, operands: Sequence[Pair], bad) -> Origin:
     """Return the `Origin` of a sum of operands: the same lane of the operand with the largest absolute error."""
     births = nobody(exact.shape)
     inside, weight, terms = np.zeros(exact.shape), np.zeros(exact.shape), np.zeros(exact.shape)
@@ -303,7 +303,7 @@ def _sums(x, exact, operands: Sequence[Pair], bad) -> Origin:
 def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
     """Return a function for the `Origin` of a sum or mean over `axis` (None: all): the term of largest error."""
 
-    def find(x, exact, operands, bad) -> Origin:
+    def find(exact, operands, bad) -> Origin:
         ((y, s),) = operands
         axes = tuple(range(y.ndim)) if axis is None else tuple(a % y.ndim for a in np.atleast_1d(axis))
         kept = [a for a in range(y.ndim) if a not in axes]
@@ -330,7 +330,7 @@ def summed(axis: int | tuple[int, ...] | None) -> Callable[..., Origin]:
 def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
     """Return a function for the `Origin` of a cumulative sum (`reverse`: from the end): the largest error so far."""
 
-    def find(x, exact, operands, bad) -> Origin:
+    def find(exact, operands, bad) -> Origin:
         ((y, s),) = operands
 
         def along(z):
@@ -353,7 +353,7 @@ def running(axis: int, reverse: bool = False) -> Callable[..., Origin]:
     return find
 
 
-def product(x, exact, operands, bad) -> Origin:
+def product(exact, operands, bad) -> Origin:
     """Return the `Origin` of a matrix product a b (+ c): the lane of a, b or c whose error changes the sum most."""
     (a, sa), (b, sb), *more = operands
     ea, eb = distance(a, sa.exact), distance(b, sb.exact)
@@ -393,7 +393,7 @@ def _picked(s: Shadow, batch: tuple, index: tuple, shape: tuple = ()) -> Births:
     return s.births.moved(lambda z: np.broadcast_to(z, shape)[index])
 
 
-def anywhere(x, exact, operands, bad) -> Origin:
+def anywhere(exact, operands, bad) -> Origin:
     """Return the `Origin` where any lane may affect any, as in a sort: the worst lane of the worst operand, for all."""
     births = nobody(exact.shape)
     inside = max((s.error for _, s in operands), default=0.0)

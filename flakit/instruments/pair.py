@@ -275,10 +275,10 @@ def _serve(rank: int, folder: str, device: str, pickled: bytes, end: connection.
             asked, task = pickle.loads(end.recv_bytes())
         except (EOFError, OSError):
             return
-        end.send_bytes(pickle.dumps(_answer(subject, rank, device, asked, task)))
+        end.send_bytes(pickle.dumps(_answer(subject, device, asked, task)))
 
 
-def _answer(subject: Subject, rank: int, device: str, asked: str, task: tuple) -> tuple:
+def _answer(subject: Subject, device: str, asked: str, task: tuple) -> tuple:
     """Do a task, "run" or "shows"; return ("done", result), ("refused", words) or ("broken", (in backward?, words))."""
     try:
         if asked == "shows":

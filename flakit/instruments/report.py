@@ -188,7 +188,7 @@ def _lines(audit) -> Iterator[str]:
         if v.case:
             yield f"<p>It resembles the case <code>{_e(v.case)}</code>: <code>flakit cases {_e(v.case)}</code>.</p>"
         yield f"<p>Budget: {_e(v.probe.budget)}.</p>"
-        yield from _figure(_along, audit, v)
+        yield from _figure(_along, v)
         if v.repro:
             yield f"<details><summary>A script that shows it</summary><pre>{_e(v.repro)}</pre></details>"
     yield "</body></html>"
@@ -204,7 +204,7 @@ def _figure(draw, *about) -> Iterator[str]:
         yield f'<p><img alt="{_e(picture.alt)}" src="data:image/png;base64,{data}"></p>'
 
 
-def _along(audit, v):
+def _along(v):
     """Draw the errors of a verdict's failed tensor along the tokens, at the first failing setting, if it has 4 axes."""
     from ..figures.audit import along_time as draw
 

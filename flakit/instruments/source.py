@@ -9,27 +9,25 @@ from types import CodeType, FrameType
 
 
 @lru_cache(maxsize=4096)
-def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> tuple[int, str]:
-    """Return the line and the text of the expression that a bytecode instruction computes.
-
-    The text is "" if this Python stores no positions or the source is gone; the line is 0 if unknown. instruction: the
-    instruction's offset in bytes. dedented: the code was compiled from dedented source, as by Triton's interpreter.
-    """
+def expression_at(code: CodeType, instruction: int, dedented: bool = False) -> str:
+    """Return the text of the expression that a bytecode instruction computes, "" if this Python stores no positions or
+    the source is gone. instruction: its offset in bytes. dedented: the code was compiled from dedented source, as by
+    Triton's interpreter."""
     if not hasattr(code, "co_positions"):
-        return 0, ""
+        return ""
     line, last, start, end = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if line is None or last is None or start is None or end is None:
-        return line or 0, ""
+        return ""
     lines = linecache.getlines(code.co_filename)[line - 1 : last]
     if not lines:
-        return line, ""
+        return ""
     own = linecache.getline(code.co_filename, code.co_firstlineno)
     shift = len(own) - len(own.lstrip()) if dedented else 0
     raw = [text.encode() for text in lines]
     raw[-1] = raw[-1][: end + shift]
     raw[0] = raw[0][start + shift :]
     text = b"".join(raw).decode(errors="ignore").strip()
-    return line, text if _parsed(text) is not None else ""
+    return text if _parsed(text) is not None else ""
 
 
 @lru_cache(maxsize=4096)

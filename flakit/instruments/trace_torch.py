@@ -168,7 +168,7 @@ class TorchWatch(TorchDispatchMode):
             return ("",), Place("", 0)
         key = (frame.f_code, frame.f_lasti, node.name() if node is not None else "")
         if key not in self._places:
-            _, text = expression_at(frame.f_code, frame.f_lasti)
+            text = expression_at(frame.f_code, frame.f_lasti)
             self._places[key] = Place(frame.f_code.co_filename, frame.f_lineno, text, backward=key[2])
         return key, self._places[key]
 

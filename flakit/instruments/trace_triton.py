@@ -299,7 +299,7 @@ class InterpreterWatch:
         if finite.all():
             for y in args:
                 if "site" in getattr(y, "__dict__", ()):
-                    self._dropped(operation, args, out, np.zeros_like(finite))
+                    self._dropped(operation, args, np.zeros_like(finite))
                     break
             return
         self._bad(operation, args, out, x, ~finite)
@@ -312,7 +312,7 @@ class InterpreterWatch:
         if how != How.BORN and not parents and not nans.any():
             return  # infinite because of a constant
         if parents:
-            self._dropped(operation, args, out, bad)
+            self._dropped(operation, args, bad)
         tile = partial(self._tile, out, x, bad, nans, operands, operation)
         site = self._found(operation, how, tile, bad, nans)
         for parent in parents:
@@ -330,8 +330,8 @@ class InterpreterWatch:
             return How.BECAME_NAN
         return How.CARRIED
 
-    def _dropped(self, operation: str, args: tuple, out, bad: np.ndarray) -> None:
-        """Record non-finite lanes of operands that do not reach the result `out`. bad: mask of its non-finite lanes."""
+    def _dropped(self, operation: str, args: tuple, bad: np.ndarray) -> None:
+        """Record non-finite lanes of operands that do not reach the result. bad: mask of its non-finite lanes."""
         if operation == "where":
             condition, one, other = args
             for y, lanes in ((one, condition.data), (other, ~condition.data.astype(bool))):
@@ -499,7 +499,7 @@ class InterpreterWatch:
         if key not in self._places:
             assert inner is not None  # a kernel's own line is running
             code = inner.f_code
-            _, text = expression_at(code, inner.f_lasti, dedented=True)
+            text = expression_at(code, inner.f_lasti, dedented=True)
             place = Place(code.co_filename, inner.f_lineno, text, self._kernel, via=tuple(reversed(via[1:])))
             self._places[key] = place
         return key, self._places[key]

@@ -10,6 +10,7 @@ RWKV7ForCausalLM and RWKV6ForCausalLM save. A tensor without a counterpart here 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -78,16 +79,12 @@ class Entry:
     join: Callable[[Sequence[Tensor]], Tensor]
 
 
-def _same(x: Sequence[Tensor]) -> Tensor:
-    return x[0]
-
-
 LAYOUTS: dict[str, tuple] = {
-    "": ((2,), lambda x: [x], _same),
-    "vector": ((1,), lambda x: [x], _same),
+    "": ((2,), lambda x: [x], itemgetter(0)),
+    "vector": ((1,), lambda x: [x], itemgetter(0)),
     "transposed": ((2,), lambda x: [x.T], lambda x: x[0].T),
     "row": ((1, 2, 3), lambda x: [x.reshape(-1)], lambda x: x[0].view(1, 1, -1)),
-    "heads": ((2,), lambda x: [x.reshape(-1)], _same),
+    "heads": ((2,), lambda x: [x.reshape(-1)], itemgetter(0)),
     "rows": ((2,), lambda x: x.unbind(0), lambda x: torch.stack(list(x))),
     "matrices": ((3,), lambda x: x.unbind(0), lambda x: torch.stack(list(x))),
     "beside": ((2,), lambda x: x.chunk(5, 1), lambda x: torch.cat(list(x), 1)),
