@@ -97,11 +97,10 @@ print(flakit.audit(planted, like="rwkv6", only=["truth", "16-bit"], shrink=False
             self.canvas, ax, horizontal=True, thick=0.6, facecolor=style.BROKEN, hatch="//", edgecolor="white"
         )
         handles = [style.swatch(style.BLUE, self.words["within"]), style.swatch(style.BROKEN, self.words["beyond"])]
-        handles.append(ax.plot([], [], color=style.BLACK, linewidth=2.5, label=say("allowed"))[0])
+        handles += ax.plot([], [], color=style.BLACK, linewidth=2.5, label=say("allowed"))
         at = (1 - 1.8 / width, 0.95)
         self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, handlelength=1.4)
-        (self._marks,) = ax.plot([], [], "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
-        self.canvas.moving(self._marks)
+        self._marks = self.canvas.line(ax, "|", color=style.BLACK, markersize=15, markeredgewidth=2.5)
         tensors = _run("float32")[1].values
         name_rows(ax, tensors)
         ax.set_ylim(len(tensors) - 0.4, -0.6)

@@ -166,11 +166,9 @@ print("off by", [relative_l2(o, truth("rwkv6", x)["o"]) for o in (chunk, recurre
         true = ax.axhline(0, color=style.BLACK, linewidth=0.9, zorder=1, label=self.words["true"])
         self._dots = {}
         for n, (name, look) in enumerate(self._LOOKS.items()):
-            dots = ax.plot([], [], linestyle="none", label=self.words[name], zorder=3 + n, **look)
-            (self._dots[name],) = self.canvas.moving(*dots)
-        self.canvas.figure.legend(
-            handles=[*self._dots.values(), true], loc="lower left", ncols=3, borderaxespad=0.2, columnspacing=1.2
-        )
+            label = self.words[name]
+            self._dots[name] = self.canvas.line(ax, linestyle="none", label=label, zorder=3 + n, **look)
+        self.canvas.legend(*self._dots.values(), true, loc="lower left", columnspacing=1.2)
         beside = self.canvas.axes(left + across + gap, top, side, down)
         beside.set(title=self.words["all"], xlim=(self._LOW, self._HIGH), ylim=(1.6, -0.6))
         name_rows(beside, (self.words["chunk"], self.words["recurrent"]))
@@ -347,11 +345,10 @@ print("after 64 tokens", measured[-1].item(), "law", law[-1].item())
         ax.axhline(0, color=style.GREY, linewidth=1, zorder=0)
         ax.text(0.99, 0.7 / (self._HIGH - self._LOW) + 0.715, self.words["same"], transform=ax.transAxes, ha="right",
                 va="center", fontsize=8.5, color=style.GREY)  # fmt: skip
-        (self._line,) = ax.plot([], [], **style.LINES[0] | {"linewidth": 3.2}, label=say("measured"))
-        (self._law,) = ax.plot([], [], **style.LAW, label=self.words["law"], zorder=4)
-        self.canvas.moving(self._line, self._law)
+        self._line = self.canvas.line(ax, **style.LINES[0] | {"linewidth": 3.2}, label=say("measured"))
+        self._law = self.canvas.line(ax, **style.LAW, label=self.words["law"], zorder=4)
         CellGrid(self.canvas, ax, "distance", 1, _TOKENS)
-        self.canvas.figure.legend(handles=[self._line, self._law], loc="upper right", borderaxespad=0.3)
+        self.canvas.legend(self._line, self._law, loc="upper right", ncols=1, borderaxespad=0.3)
 
     def update(self, shown: AmplifiedShown) -> None:
         for line, values in ((self._line, shown.measured), (self._law, shown.law)):

@@ -169,7 +169,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
         pairs = whole_ticks(ax)
         for name, look in looks.items():
             self._marks[name] = Marked(self.canvas, ax, **look)
-        (self._edges,) = self.canvas.moving(ax.plot([], [], color="white", linewidth=2, zorder=3)[0])
+        self._edges = self.canvas.line(ax, color="white", linewidth=2, zorder=3)
         left, self._bars = 0.6 + side + 0.4, {}
         for n, name in enumerate(("steps", "pairs")):
             ax = self.canvas.axes(left, 0.3 + 0.68 * n, width - left - 0.55, 0.3, yticks=[])
@@ -257,12 +257,12 @@ print("largest weight", (read @ key.T).tril(-1).max().item())
         ax.axhspan(0, 1e9, facecolor=style.INF["facecolor"], alpha=0.6, zorder=0)
         ax.text(0.5, 0.97, self.words["large"], transform=ax.transAxes, ha="center", va="top", fontsize=9)
         for name, look in (("reader", READER), ("key", KEY)):
-            (self._lines[name],) = ax.plot([], [], label=self.words[name], zorder=4, **look)
+            self._lines[name] = self.canvas.line(ax, label=self.words[name], zorder=4, **look)
         upright = ax.get_xaxis_transform()
         (self._mark,) = ax.plot([0, 0], [0, 1], color=style.BLACK, linewidth=1.2, transform=upright)
         self._name = ax.text(0, 0.02, say("anchor"), transform=upright, fontsize=9, va="bottom")
         self._name.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1})
-        self.canvas.moving(*self._lines.values(), self._mark, self._name)
+        self.canvas.moving(self._mark, self._name)
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=2, borderaxespad=0, borderpad=0.1)
         box = self.canvas.axes(width - side - 0.72, 0.32, side, side)
         box.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], title=self.words["weight"])

@@ -130,9 +130,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         handles = [style.swatch(style.EMPTY, zero), style.swatch(few, tiny), style.swatch(style.FINITE, usual)]
         handles.append(style.non_finite_handles()[1])
         handles[-1].set_label(inf)
-        self.canvas.figure.legend(
-            handles=handles, loc="upper left", ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.2
-        )
+        self.canvas.legend(*handles, loc="upper left", handlelength=1.4, columnspacing=1.2)
         self.canvas.moving(*self._values, *self._lines)
 
     def update(self, shown: EndsShown) -> None:
@@ -193,17 +191,16 @@ print("of the keys", (n - gi).tolist())
         ax.set(xticks=range(_BLOCK), yticks=[], xlabel=say("token"))
         HeatMap(self.canvas, ax, name="tokens").update(np.zeros((1, _BLOCK)), finite=np.ones((1, _BLOCK), bool))
         self._added = Marked(self.canvas, ax, facecolor=style.W)
-        (between,) = ax.plot(*_upright(np.arange(1, _BLOCK)), color="white", linewidth=1.0, zorder=3)
+        self.canvas.moving(*ax.plot(*_upright(np.arange(1, _BLOCK)), color="white", linewidth=1.0, zorder=3))
         look = {"linewidth": 2.6, "clip_on": False, "zorder": 7}
-        (self._anchor,) = ax.plot([], [], color=style.BLACK, **look)
-        (self._arrow,) = ax.plot([], [], color=style.K, marker="o", markevery=[1], **look)
+        self._anchor = self.canvas.line(ax, color=style.BLACK, **look)
+        self._arrow = self.canvas.line(ax, color=style.K, marker="o", markevery=[1], **look)
         handles = [
             Line2D([], [], color=style.BLACK, linewidth=2.6, label=say("anchor")),
             Line2D([], [], color=style.K, linewidth=2.6, marker="o", label=self.words["token with it"]),
             style.swatch(style.W, self.words["added"]),
         ]
-        self.canvas.figure.legend(handles=handles, loc="upper left", ncols=3, borderaxespad=0.2)
-        self.canvas.moving(between, self._anchor, self._arrow)
+        self.canvas.legend(*handles, loc="upper left")
 
     def update(self, shown: CountingShown) -> None:
         at = shown.anchor - 0.5
@@ -284,10 +281,10 @@ for name in ("o", "dr", "dk", "dv", "dw"):
             name_rows(ax, [self.words.say("chunk", first=n * _CHUNK, last=(n + 1) * _CHUNK - 1)])
             self._strips.append(HeatMap(self.canvas, ax, name=f"chunk {n}"))
             self.canvas.moving(*ax.plot(*_upright(starts[1:]), color=style.BLACK, linewidth=1.2, zorder=4))
-            self._arrows += ax.plot([], [], "v", color=style.BROKEN, markersize=7, linewidth=0, clip_on=False, zorder=7)
+            look = {"color": style.BROKEN, "markersize": 7, "linewidth": 0, "clip_on": False, "zorder": 7}
+            self._arrows.append(self.canvas.line(ax, "v", **look))
         ax.set_xlabel(self.words["token"])
-        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.2)
-        self.canvas.moving(*self._arrows)
+        self.canvas.legend(*style.non_finite_handles()[:1], loc="upper right")
 
     def update(self, shown: FatalShown) -> None:
         few = shown.fatal.sum() <= self._few

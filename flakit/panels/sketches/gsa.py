@@ -119,13 +119,11 @@ print("softmax attention    ", (6**-0.5 * k[0, 4:, 0] @ q[0, -1, 0]).softmax(0))
         ax.set(ylim=(0, 1), yticks=(0, 0.5, 1), xlabel=say("token"), title=self.words["weights"])
         self._bars = Bars(self.canvas, ax, facecolor=style.BLUE, label=self.words["gsa"])
         look = {"color": style.BLACK, "markerfacecolor": "white", "markersize": 7, "markeredgewidth": 1.6}
-        (self._marks,) = self.canvas.moving(*ax.plot([], [], "D", label=self.words.say("attention", M=_M), **look))
+        self._marks = self.canvas.line(ax, "D", label=self.words.say("attention", M=_M), **look)
         self._strip = Strip(self.canvas, table, _M, _T, name="holds")
         table.set(xticks=range(_T), yticks=range(_M))
         ax.set(xticks=range(_T), xlim=(-0.6, _T - 0.4))
-        self.canvas.figure.legend(
-            handles=[self._bars.patch, self._marks], loc="lower right", ncols=2, borderaxespad=0.2, handlelength=1.2
-        )
+        self.canvas.legend(self._bars.patch, self._marks, handlelength=1.2)
         CellGrid(self.canvas, ax, "weights", 1, _T)
 
     def update(self, shown: SlotsShown) -> None:
@@ -203,7 +201,7 @@ for more in range(1, 41):
         ax.set_xticks([n - 1 for n in ticks], ticks)
         ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
         self._bars = Bars(self.canvas, ax, thick=0.7, facecolor=style.BLUE)
-        (self._dot,) = self.canvas.moving(*curve.plot([], [], "o", **style.HERE, markersize=9, zorder=5))
+        self._dot = self.canvas.line(curve, "o", **style.HERE, markersize=9, zorder=5)
         f = torch.linspace(max(_F) + 1, min(_F) - 1, 200, dtype=torch.float64)
         curve.plot(f.numpy(), _gate(f).numpy(), **style.LINES[0])
         CellGrid(self.canvas, ax, "left", 1, _MORE)

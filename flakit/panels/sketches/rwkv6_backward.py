@@ -258,9 +258,8 @@ for step in reference.steps(**x, do=do):
         dashes = {"S": "-", "D": "--", "dw": "-."}
         for name, dash in dashes.items():
             look = {"color": style.letter(name), "linestyle": dash}
-            (thin,) = ax.plot([], [], color=look["color"], zorder=3, **self._dotted)
-            (bold,) = ax.plot([], [], **look, linewidth=2.6, zorder=4)
-            self._lines[name] = self.canvas.moving(thin, bold)
+            thin = self.canvas.line(ax, color=look["color"], zorder=3, **self._dotted)
+            self._lines[name] = thin, self.canvas.line(ax, **look, linewidth=2.6, zorder=4)
         dots = Line2D([], [], color=style.GREY, **self._dotted)
         handles = [*(bold for _, bold in self._lines.values()), dots]
         labels = [*self.words["names"].values(), self.words["true"]]

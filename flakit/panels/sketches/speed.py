@@ -147,9 +147,8 @@ print("operations per byte", call.intensity, "floor", floor, "ms")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks([1, 10, 100, 1000], map(style.power, range(4)))
         ax.minorticks_off()
-        (self._drop,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")
-        (self._point,) = ax.plot([], [], "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])
-        self.canvas.moving(self._drop, self._point)
+        self._drop = self.canvas.line(ax, color=style.GREY, linewidth=1, linestyle=":")
+        self._point = self.canvas.line(ax, "o", **style.HERE, markersize=9, zorder=4, label=self.words["call"])
         ax.legend(loc="upper left", handletextpad=0.4, borderaxespad=0.1)
         left = width - right + 0.55
         ax = self.canvas.axes(left, 0.42, right - 1.2, 1.0)
@@ -219,11 +218,10 @@ print(size, "bytes of states, written and read in", 2e-9 * size / table.meta["co
         self.canvas = Canvas(width, height)
         self._ax = ax = self.canvas.axes(0.72, 0.12, width - 0.72 - 2.2, height - 0.66)
         ax.set(xlabel=style.logarithmic(self.words["x"]), ylabel=self.words["y"], yscale="log", xlim=(-0.5, n - 0.5))
-        (self._states,) = ax.plot([], [], **MOVING, label=self.words["states"])
+        self._states = self.canvas.line(ax, **MOVING, label=self.words["states"])
         (pairs,) = ax.plot(range(n), pair_times(), **MULTIPLYING, label=self.words["pairs"])
-        (self._dots,) = ax.plot([], [], "o", color=style.BLACK, markersize=7, zorder=5)
-        (self._at,) = ax.plot([], [], color=style.GREY, linewidth=1, linestyle=":")
-        self.canvas.moving(self._dots, self._at, self._states)
+        self._dots = self.canvas.line(ax, "o", color=style.BLACK, markersize=7, zorder=5)
+        self._at = self.canvas.line(ax, color=style.GREY, linewidth=1, linestyle=":")
         look = {"color": style.BLACK, "linewidth": 1.2, "label": self.words["floor"]}
         (floor,) = ax.plot([-0.5, n - 0.5], [_floor()] * 2, **look)
         states = self.compute(1, 4).states

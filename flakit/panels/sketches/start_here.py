@@ -74,8 +74,7 @@ for name, bad in anchor.run(x, "none").non_finite.items():
             left=left, top=0.5, size=(across, high), gap=gap, rows=say("channel"), columns=say("token"),
         )  # fmt: skip
         signs = (style.swatch(getattr(style, name.upper()), self.words[name]) for name in ("negative", "positive"))
-        handles = [*signs, *style.non_finite_handles()[:1]]
-        self.canvas.figure.legend(handles=handles, loc="upper right", borderaxespad=0.2, ncols=3)
+        self.canvas.legend(*signs, *style.non_finite_handles()[:1], loc="upper right")
 
     def update(self, shown: BrokenShown) -> None:
         largest = float(np.abs(shown.true).max())

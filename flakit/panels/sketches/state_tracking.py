@@ -121,12 +121,12 @@ print("moves", tokens[0, 1 : {{t}} + 1].tolist(), "order", orders[0, {{t}}].item
         for thing, look in zip(range(3), style.LINES, strict=False):
             places = (orders == thing).argmax(1)
             ax.plot(range(MOVES + 1), places, **look | {"linewidth": 2.2}, alpha=0.18)
-            (line,) = ax.plot([], [], **look | {"linewidth": 3}, zorder=3)
+            line = self.canvas.line(ax, **look | {"linewidth": 3}, zorder=3)
             name = ax.text(0, 0, self.words["things"][thing], ha="left", va="center", fontsize=11, fontweight="bold")
             name.set(color=look["color"], zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             self._lines.append((line, places))
             self._ends.append(name)
-        self.canvas.moving(*(line for line, _ in self._lines), *self._ends)
+        self.canvas.moving(*self._ends)
         CellGrid(self.canvas, ax, "places", 3, MOVES + 1)
 
     def update(self, shown: SwapsShown) -> None:
@@ -197,7 +197,7 @@ class Mirror(Sketch, name="mirror", words=WORDS):
             label.set(ha=side_, multialignment=side_)
         ax.spines[["left", "bottom"]].set_visible(False)
         ax.axhline(0, color=style.EMPTY, linewidth=6, zorder=0, solid_capstyle="butt")
-        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=12, zorder=5))
+        self._here = self.canvas.line(ax, "o", **style.HERE, markersize=12, zorder=5)
         CellGrid(self.canvas, ax, "factor", 1, 1)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 14}
         x, y = 3 * KAPPA

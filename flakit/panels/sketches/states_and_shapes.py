@@ -103,8 +103,7 @@ for name in exact:
             ax.set_yticks([1e-8, 1e-4, 1], map(style.power, (-8, -4, 0)))
             ax.minorticks_off()
             ax.tick_params(labelbottom=name == "dv")
-            (line,) = ax.plot([], [], **style.LINES[n], drawstyle="steps-mid")
-            (self._lines[name],) = self.canvas.moving(line)
+            self._lines[name] = self.canvas.line(ax, **style.LINES[n], drawstyle="steps-mid")
             ax.axvline(CUT - 0.5, color=style.BLACK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
             CellGrid(self.canvas, ax, name, 1, _T)
             if name == "o":

@@ -170,9 +170,7 @@ print(after)
             self._strips[name] = Strip(
                 self.canvas, ax, 3, 3, size=10, cmap="Blues_r", vmin=-largest, vmax=largest, name=name
             )
-        self.canvas.figure.legend(
-            handles=style.non_finite_handles(), loc="upper right", ncols=2, borderaxespad=0.1, fontsize=8.5
-        )
+        self.canvas.legend(*style.non_finite_handles(), loc="upper right", borderaxespad=0.1, fontsize=8.5)
 
     def update(self, shown: ClippingShown) -> None:
         for name, strip in self._strips.items():
@@ -234,7 +232,7 @@ for name, tensor in padding.run(x).items():
         across = (width - left - right - gap) / 2
         ax = self.canvas.axes(left, 0.35, across, height - 0.85)
         ax.set(xlabel=self.words["x"], ylabel=self.words["y"])
-        (self._here,) = self.canvas.moving(*ax.plot([], [], "o", **style.HERE, markersize=9, zorder=6))
+        self._here = self.canvas.line(ax, "o", **style.HERE, markersize=9, zorder=6)
         limit, clamp = gate_drift.LIMIT, padding.CLAMPS["gsa"]
         _, exponents = _exponents()
         ax.plot(_F, exponents, **style.LINES[0])
@@ -246,7 +244,7 @@ for name, tensor in padding.run(x).items():
         at = self.canvas.axes(left + across + gap, 0.35, across, height - 0.85)
         at.set(title=self.words["map"], xlabel=say("token"), ylabel=say("slot"))
         self._map = HeatMap(self.canvas, at, cmap=style.SIGNED, name="ds")
-        self.canvas.figure.legend(handles=style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
+        self.canvas.legend(*style.non_finite_handles()[:1], loc="upper right", borderaxespad=0.1)
         CellGrid(self.canvas, ax, "exponent", 1, len(_F))
 
     def update(self, shown: FProjShown) -> None:
