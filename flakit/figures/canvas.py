@@ -70,11 +70,21 @@ class Canvas:
         """The width and height of the picture in pixels."""
         return self._agg.get_width_height()
 
-    def axes(self, left: float, top: float, width: float, height: float, **how) -> Axes:
-        """Add and return axes whose position and size are in inches from the picture's upper left corner. how: of
-        `add_axes`."""
+    def axes(
+        self, left: float, top: float, width: float, height: float, *, title: str = "", size: float = 9.5,
+        pad: float | None = None, framed: bool = False, **how,
+    ) -> Axes:  # fmt: skip
+        """Add and return axes whose position and size are in inches from the picture's upper left corner.
+
+        title: with its font's size and the distance `pad`, both in points. framed: whether they have a line on all
+        sides. how: other properties, as of `Axes.set`."""
         across, down = self.figure.get_size_inches()
-        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
+        ax = self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down), **how)
+        if title:
+            ax.set_title(title, fontsize=size, pad=pad)
+        if framed:
+            ax.spines[:].set_visible(True)
+        return ax
 
     def text(self, x: float, y: float, words: str = "", **look) -> Text:
         """Add and return a text at a place in inches from the picture's upper left corner. look: its properties."""

@@ -50,19 +50,19 @@ class Picture(Drawing):
         self.canvas = Canvas(width, 3.35)
         self._maps = {}
         for name, at, words in (("states", left, "address"), ("o", left + across["states"] + gap, "value")):
-            ax = self._axes(at, across[name], WORDS[name], WORDS[words])
+            ax = self.canvas.axes(at, 0.35, across[name], _HEIGHT, title=WORDS[name], xlabel=WORDS[words])
             self._maps[name] = HeatMap(
-                self.canvas, ax, cmap=style.SIGNED, vmin=-1.0, vmax=1.0, rows_vary=True, name=name
+                self.canvas, whole_ticks(ax), cmap=style.SIGNED, vmin=-1.0, vmax=1.0, rows_vary=True, name=name
             )
         self._calls = self._maps["states"].ax
         self._maps["o"].ax.set_yticks([])
-        between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT)
-        self._off = self._axes(width - bars - 0.12, bars, WORDS["off"], "")
-        self._off.spines[:].set_visible(True)
-        self._off.set(xlim=(0, 1.95), yticks=[], xticks=[])
+        between = self.canvas.axes(left + across["states"], 0.35, gap, _HEIGHT, xlim=(-0.12, 1.12))
+        self._off = self.canvas.axes(
+            width - bars - 0.12, 0.35, bars, _HEIGHT, title=WORDS["off"], framed=True, xlim=(0, 1.95), yticks=[],
+            xticks=[],
+        )  # fmt: skip
         self._between = between
         between.set_axis_off()
-        between.set_xlim(-0.12, 1.12)
         self._reads = self.canvas.line(
             between, "->", color=style.GREY, markevery=(1, 3), lw=1.2, ms=5, label=say("reads")
         )
@@ -77,12 +77,6 @@ class Picture(Drawing):
         handles = self._reads, self._writes, self._bars.patch, self._law
         self.canvas.legend(*handles, loc="lower left", at=(left, 3.35))
         self.canvas.moving(*self._words)
-
-    def _axes(self, left: float, width: float, title: str, across: str):
-        ax = whole_ticks(self.canvas.axes(left, 0.35, width, _HEIGHT))
-        ax.set_title(title, fontsize=9.5)
-        ax.set_xlabel(across)
-        return ax
 
     def update(self, shown: Shown) -> None:
         calls = len(shown.o)

@@ -69,10 +69,9 @@ class Picture(Drawing):
         high, below = 2.4, 0.68
         self.canvas, self._first, self._arrows = Canvas(width, top + high + below), 0, {}
         self.canvas.figure.text(left / width, 0.03, WORDS["colours"], fontsize=8.5, va="bottom")
-        self._draw_sums(self.canvas.axes(left, top, first, high))
+        self._draw_sums(self.canvas.axes(left, top, first, high, title=WORDS["sums"], size=9, pad=4, framed=True))
         at = left + first + gap
-        ax = self.canvas.axes(at, top, strip, high)
-        ax.set(xticks=[], yticks=[])
+        ax = self.canvas.axes(at, top, strip, high, xticks=[], yticks=[])
         self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
         mark = {"color": style.BROKEN, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
         (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
@@ -86,13 +85,11 @@ class Picture(Drawing):
         for name, heat in self._maps.items():
             (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)
         at = self._maps.right + gap + 0.1
-        self._draw_lost(self.canvas.axes(at, top, last, high))
+        self._draw_lost(self.canvas.axes(at, top, last, high, title=WORDS["lost"], size=9, pad=4, xticks=[], yticks=[]))
         self.canvas.moving(*self._arrows.values())
 
     def _draw_sums(self, ax) -> None:
         self._sums = whole_ticks(ax)
-        ax.spines[:].set_visible(True)
-        ax.set_title(WORDS["sums"], fontsize=9, pad=4)
         ax.set(xlabel=WORDS["gi"], ylabel=WORDS["row"])
         ax.xaxis.set_major_locator(MaxNLocator(2))
         ax.yaxis.set_major_formatter(lambda row, _: f"{row + self._first:.0f}")
@@ -109,8 +106,6 @@ class Picture(Drawing):
 
     def _draw_lost(self, ax) -> None:
         self._lost_ax = ax
-        ax.set_title(WORDS["lost"], fontsize=9, pad=4)
-        ax.set(xticks=[], yticks=[])
         self._lost = HeatMap(self.canvas, ax, name="lost")
         self._marked = {
             "nan": Marked(self.canvas, ax, linewidth=0.8, **style.NAN),

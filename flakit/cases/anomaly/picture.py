@@ -45,18 +45,16 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left, right = 1.15, 0.75
         self.canvas = Canvas(width, 3.3)
-        self._strip = self.canvas.axes(left, 0.56, width - left - right, 0.42)
+        self._strip = self.canvas.axes(left, 0.56, width - left - right, 0.42, xticks=[], yticks=[])
         self._strip.set_title(WORDS["operations"], fontsize=9, loc="right" if width < 8 else "left", pad=17)
-        self._strip.set(xticks=[], yticks=[])
         self._operations = HeatMap(self.canvas, self._strip, name="operations")
         self._border = self._strip.axvline(0, color=style.BLACK, linewidth=2, zorder=4)
         self._passes = self._strip.text(0, -0.6, WORDS["passes"], ha="center", va="bottom", fontsize=8.5)
         mark = {"color": style.BROKEN, "markersize": 9, "linewidth": 0, "clip_on": False, "zorder": 8}
         self._arrow = self.canvas.line(self._strip, "^", **mark)
         self._first = self._strip.text(0, 0.95, "", ha="center", va="top", fontsize=9, color=style.BROKEN)
-        ax = whole_ticks(self.canvas.axes(left, 1.62, width - left - right, 1.22))
-        ax.set_title(WORDS["returned"], fontsize=9, pad=4)
-        ax.set_xlabel(WORDS["token"])
+        look = {"title": WORDS["returned"], "size": 9, "pad": 4, "xlabel": WORDS["token"]}
+        ax = whole_ticks(self.canvas.axes(left, 1.62, width - left - right, 1.22, **look))
         self._returned = HeatMap(self.canvas, ax, name="returned")
         beside, inch = ax.get_yaxis_transform(), 1 / (width - left - right)
         (self._named,) = ax.plot([1 + 0.09 * inch], [0], "<", **mark, transform=beside)

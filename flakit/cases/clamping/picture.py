@@ -69,8 +69,7 @@ class Picture(Drawing):
         side = min(2.75, (width - left - 2 * gap - 0.1) * 0.36)
         across = width - left - 2 * side - 2 * gap - 0.1
         self.canvas = Canvas(width, top + side + bottom)
-        ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side))
-        ax.spines[:].set_visible(True)
+        ax = self._ax = whole_ticks(self.canvas.axes(left, top, across, side, framed=True))
         ax.set(xlim=(-_BEYOND, _BEYOND), ylabel=say("token i"))
         self._title = ax.set_title(WORDS["exponents"][True])
         ax.set_xticks([-1, 0, 1], WORDS["bounds"])

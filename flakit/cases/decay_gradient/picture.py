@@ -79,8 +79,7 @@ class Picture(Drawing):
         self.canvas = Canvas(width, below + (0.66 if wide else 0.88))
         self._titles, self._lines, self._cells = {}, {}, {}
         for n, (name, looks) in enumerate(_LINES.items()):
-            ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down))
-            ax.spines[:].set_visible(True)
+            ax = whole_ticks(self.canvas.axes(left, title + n * (title + down), room, down, framed=True))
             ax.set(yticks=[0], ylim=(-1.12, 1.12))
             ax.tick_params(labelbottom=n == 2)
             self._titles[name] = ax.text(0, 1.06, "", transform=ax.transAxes, fontsize=9.5)
@@ -92,15 +91,14 @@ class Picture(Drawing):
         ax.set_xlabel(say("token t"), loc="right", labelpad=1)
         self._noise = ax.fill_between([], [], color="#D0D0D0", lw=0, zorder=1, label=WORDS["noise"])
         self.canvas.moving(self._noise)
-        self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title))
+        look = {"title": WORDS["errors"], "framed": True}
+        self._draw_errors(self.canvas.axes(left + room + gap, title, side, below - title, **look))
         handles = [*self._lines["sums"].values(), *self._lines["dw"].values(), self._noise, self._law]
         look = {"columnspacing": 1.1, "handletextpad": 0.4, "handlelength": 1.6}
         self.canvas.legend(*handles, loc="lower left", ncols=len(handles) if wide else 4, **look)
         self.canvas.labels(*self._titles.values())
 
     def _draw_errors(self, ax) -> None:
-        ax.set_title(WORDS["errors"], fontsize=9.5)
-        ax.spines[:].set_visible(True)
         rows = len(FORMULAS)
         ax.set(xlim=(_LOW, _HIGH), ylim=(rows - 0.5, -0.5), yticks=[])
         powers = range(_LOW, _HIGH + 1, 4)

@@ -54,8 +54,7 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left, top, strip, height = 0.95, 0.34, 0.26, 2.25
         self.canvas = Canvas(width, top + strip + 0.12 + height + 0.72)
-        tokens = self.canvas.axes(left, top, width - left - 0.15, strip)
-        tokens.set_xticks([])
+        tokens = self.canvas.axes(left, top, width - left - 0.15, strip, xticks=[])
         name_rows(tokens, [WORDS["sum"]])
         self._tokens = HeatMap(self.canvas, tokens, cmap="Blues", name="tokens")
         self._held = Marked(self.canvas, tokens, facecolor=style.W)

@@ -57,14 +57,13 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left, top, wide = 1.05, 0.34, width > 8
         self.canvas, self._digits = Canvas(width, 3.7), 3 if wide else 2
-        self._draw_parts(self.canvas.axes(left, top, width - left - 1.0, 0.62))
+        self._draw_parts(self.canvas.axes(left, top, width - left - 1.0, 0.62, xticks=[]))
         room = width - 0.62 - 0.72 - 0.2
         self._draw_bars(self.canvas.axes(0.62, 1.4, 0.52 * room, 1.82))
         self._draw_gradients(self.canvas.axes(0.62 + 0.52 * room + 0.72, 1.4, 0.48 * room, 1.82))
 
     def _draw_parts(self, ax) -> None:
         self._title = ax.set_title("", fontsize=9, pad=4)
-        ax.set_xticks([])
         name_rows(ax, [WORDS["returned"], WORDS["added"]])
         known = math.log(VOCAB)
         self._parts = Strip(self.canvas, ax, 2, PARTS[-1], vmin=-known, vmax=2 * known, name="parts")

@@ -59,7 +59,7 @@ class Picture(Drawing):
         left, top, gap = 0.68, 2.36, 0.12
         side = 1.3 if width > 8 else 1.02
         self.canvas = Canvas(width, top + side + 0.46)
-        self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2))
+        self._draw_terms(self.canvas.axes(left, 0.32, width - left - 0.15, 1.2, xlabel=WORDS["power"]))
         _, height = self.canvas.figure.get_size_inches()
         self.canvas.figure.text(left / width, 1 - 2.13 / height, WORDS["off"], fontsize=9)
         self._maps = Maps(
@@ -67,11 +67,11 @@ class Picture(Drawing):
             left=left, top=top, size=(side, side), gap=gap, rows=say("token i"), columns=say("token j"),
         )  # fmt: skip
         at = left + 3 * side + 2 * gap + 0.62
-        self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2))
+        look = {"title": WORDS["over"], "size": 9, "pad": 3}
+        self._draw_curves(self.canvas.axes(at, 2.2, width - at - 0.2, top + side - 2.2, **look))
 
     def _draw_terms(self, ax) -> None:
         self._terms = whole_ticks(ax)
-        ax.set_xlabel(WORDS["power"])
         ax.xaxis.set_major_formatter(lambda at, _: f"{at + 1:.0f}")
         ax.yaxis.set_major_formatter(lambda power, _: f"$10^{{{power:.0f}}}$")
         self._title = ax.set_title("", fontsize=9, pad=3)
@@ -100,7 +100,6 @@ class Picture(Drawing):
 
     def _draw_curves(self, ax) -> None:
         ax.set(yscale="log", xlim=(0, 2), ylim=(_LOWEST, _HIGHEST))
-        ax.set_title(WORDS["over"], fontsize=9, pad=3)
         ax.set(xticks=[0, 1, 2], yticks=[1e-8, 1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
         looks = {"product": style.LINES[1], "blocks": style.LINES[0], "law": style.LAW}

@@ -56,14 +56,13 @@ class Picture(Drawing):
         bars = 0.24 * width
         size = width - left - right - bars - 0.5
         self.canvas = Canvas(width, 3.8)
-        self._draw_size(self.canvas.axes(left, 0.32, size, 1.86))
-        self._draw_rows(self.canvas.axes(left, 2.3, size, 1.02))
-        self._draw_shares(self.canvas.axes(left + size + 0.5, 0.32, bars, 3.0))
+        self._draw_size(self.canvas.axes(left, 0.32, size, 1.86, framed=True, ylabel=WORDS["size"]))
+        ax = self.canvas.axes(left, 2.3, size, 1.02, xlabel=WORDS["token"], ylabel=WORDS["rows"], yticks=[])
+        self._map = HeatMap(self.canvas, ax, name="rows")
+        self._draw_shares(self.canvas.axes(left + size + 0.5, 0.32, bars, 3.0, framed=True, xlim=(0, 1)))
 
     def _draw_size(self, ax) -> None:
         self._ax = ax
-        ax.spines[:].set_visible(True)
-        ax.set_ylabel(WORDS["size"])
         ax.tick_params(labelbottom=False)
         self._size_cells = CellGrid(self.canvas, ax, "size")
         self._lost = ax.add_patch(Rectangle((0, 0), 0, 1, transform=ax.get_xaxis_transform(), linewidth=0, **style.NAN))
@@ -78,15 +77,9 @@ class Picture(Drawing):
         ax.legend(handles, words, **place, ncols=3, handlelength=1.6, columnspacing=1.2)
         self.canvas.moving(self._lost, *ax.spines.values())
 
-    def _draw_rows(self, ax) -> None:
-        ax.set(xlabel=WORDS["token"], ylabel=WORDS["rows"], yticks=[])
-        self._map = HeatMap(self.canvas, ax, name="rows")
-
     def _draw_shares(self, ax) -> None:
         rows = np.arange(len(_TENSORS))
-        ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
-        ax.spines[:].set_visible(True)
-        ax.set_title(WORDS["finite"])
+        ax.set(ylim=(len(rows) - 0.4, -0.6), title=WORDS["finite"])
         name_rows(ax, _TENSORS)
         ax.set_xticks([0, 0.5, 1], ["0", "50%", "100%"])
         self._gone = ax.barh(rows, np.ones(len(rows)), height=0.62, linewidth=0, zorder=1, **style.NAN)

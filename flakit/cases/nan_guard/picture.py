@@ -51,14 +51,13 @@ class Picture(Drawing):
             rows=say("output i"), columns=say("key j"),
         )  # fmt: skip
         for n, name in enumerate(maps):
-            over = self.canvas.axes(left + n * (side + gap), top - strip - 0.05, side, strip)
-            over.set(title=WORDS[name], xticks=[], yticks=[])
+            over = self.canvas.axes(left + n * (side + gap), top - strip - 0.05, side, strip, xticks=[], yticks=[])
+            over.set_title(WORDS[name])
             if n == 0:
                 over.set_ylabel(WORDS["tokens"], rotation=0, ha="right", va="center", fontsize=8.5)
             self._tokens.append(HeatMap(self.canvas, over, cmap="Greys", name=f"tokens over {name}"))
         at = self._maps.right + gap + 0.06
-        self._ax = self.canvas.axes(at, top, width - at - gap, side)
-        self._ax.set(xlim=(0, 1.1), title=WORDS["off"])
+        self._ax = self.canvas.axes(at, top, width - at - gap, side, title=WORDS["off"], size=10, xlim=(0, 1.1))
         self._ax.set_xticks([0, 1], ["0", "100%"])
         self._ax.tick_params(labelleft=False)
         self._off = Bars(self.canvas, self._ax, horizontal=True, thick=1.0, facecolor=style.BROKEN)

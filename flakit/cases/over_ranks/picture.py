@@ -47,18 +47,13 @@ class Picture(Drawing):
         left, right = 1.15, 0.2
         room = width - left - right
         self.canvas = Canvas(width, 3.4)
-        ax = self.canvas.axes(left, 0.3, room, 0.85)
-        ax.set_title(WORDS["entering"], fontsize=9.5)
-        ax.set(ylabel=say("head"), yticks=range(H))
-        self._ranks = ax
+        ax = self._ranks = self.canvas.axes(left, 0.3, room, 0.85, title=WORDS["entering"], ylabel=say("head"))
         self._entering = HeatMap(self.canvas, ax, vmax=_TOP, name="entering")
         self._shares = [[ax.text(0, 0, "", ha="center", va="center", fontsize=8.5) for _ in range(9)] for _ in range(H)]
 
-        ax = self.canvas.axes(left, 1.75, room, 1.1)
-        ax.set_title(WORDS.say("tokens", h=H - 1), fontsize=9.5)
-        ax.set(xlim=(-0.5, T - 0.5), xlabel=say("token t"))
+        look = {"title": WORDS.say("tokens", h=H - 1), "xlabel": say("token t"), "xlim": (-0.5, T - 0.5)}
+        ax = self._tokens = self.canvas.axes(left, 1.75, room, 1.1, **look)
         ax.yaxis.set_major_formatter(lambda x, _: percent(x))
-        self._tokens = ax
         self._borders = [ax.axvline(0, color=style.GREY, linewidth=1) for _ in range(7)]
         self._law = self.canvas.line(ax, **style.LAW, label=say("law"), zorder=4)
         self._wrong = self.canvas.line(ax, "X", color=style.BROKEN, markersize=6, label=say("wrong"), zorder=3)

@@ -64,12 +64,10 @@ class Picture(Drawing):
         main = width - left - gap - side - right
         self.canvas = Canvas(width, 3.9)
         self._arrows = []
-        self._sum = self.canvas.axes(left, 0.3, main, 1.0)
-        self._sum.spines[:].set_visible(True)
+        self._sum = self.canvas.axes(left, 0.3, main, 1.0, title=WORDS["sum"], size=9, pad=3, framed=True)
         self._draw_sum(self._sum)
-        factors, gradient = self.canvas.axes(left, 1.62, main, 0.6), self.canvas.axes(left, 2.48, main, 0.92)
-        factors.set_title(WORDS["factors"], fontsize=9, pad=3)
-        factors.set_ylabel(say("block"))
+        look = {"title": WORDS["factors"], "size": 9, "pad": 3, "ylabel": say("block")}
+        factors, gradient = self.canvas.axes(left, 1.62, main, 0.6, **look), self.canvas.axes(left, 2.48, main, 0.92)
         self._factors = HeatMap(self.canvas, factors, vmin=-20.0, vmax=20.0, name="factors")
         self._gradient = HeatMap(self.canvas, gradient, vmin=_DECADES[0], vmax=_DECADES[1], name="gradient")
         for ax in (self._sum, factors, gradient):
@@ -84,7 +82,6 @@ class Picture(Drawing):
         self.canvas.moving(*self._ends, *factors.spines.values(), *gradient.spines.values())
 
     def _draw_sum(self, ax) -> None:
-        ax.set_title(WORDS["sum"], fontsize=9, pad=3)
         ax.yaxis.set_major_locator(MaxNLocator(4))
         self._gates = self.canvas.line(ax, **style.LINES[0], zorder=3, drawstyle="steps-mid")
         self._empty = self.canvas.line(ax, ".", color=style.BLACK, markersize=5, zorder=3)

@@ -35,9 +35,8 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.78
         self.canvas = Canvas(width, 3.0)
-        ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
-        ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
-        ax.set(xlabel=say("token t"), ylabel=say("state"))
+        look = {"title": WORDS["title"], "size": 9, "pad": 4, "xlabel": say("token t"), "ylabel": say("state")}
+        ax = self._ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15, **look)
         self._true = self.canvas.line(ax, **style.LAW, label=WORDS["true"], zorder=3)
         self._kept = self.canvas.line(ax, color=style.BLUE, linewidth=2.4, label=WORDS["kept"], zorder=2)
         self._stopped = self.canvas.line(ax, color=style.BROKEN, linewidth=3.2, label=WORDS["stopped"], zorder=4)

@@ -58,14 +58,11 @@ class Picture(Drawing):
         room = width - _LEFT - _RIGHT
         self._places, self._room = int(room / _CELL), room
         self.canvas = Canvas(width, 3.15)
-        ax = self.canvas.axes(_LEFT, 0.3, room, 0.9)
-        ax.set_title(WORDS["memory"], fontsize=9.5)
-        ax.set_xticks([])
+        ax = self.canvas.axes(_LEFT, 0.3, room, 0.9, title=WORDS["memory"], xticks=[])
         name_rows(ax, [say("number"), WORDS["meant"], WORDS["read"]])
         self._memory = Strip(self.canvas, ax, 3, self._places, name="memory")
 
-        ax = self.canvas.axes(_LEFT, 1.65, room, 0.64)
-        ax.set_title(WORDS["tokens"], fontsize=9.5)
+        ax = self.canvas.axes(_LEFT, 1.65, room, 0.64, title=WORDS["tokens"])
         ax.set_yticks([0, 1], [say("sequence"), say("program")])
         ax.tick_params(length=0, labelbottom=False)
         self._lanes = HeatMap(self.canvas, ax, name="tokens")

@@ -60,10 +60,9 @@ class Picture(Drawing):
         room = width - _LEFT - _RIGHT
         self._columns = int(room / _CELL)
         self.canvas = Canvas(width, 3.75)
-        ax = self.canvas.axes(_LEFT, 0.3, room, 0.56)
+        ax = self.canvas.axes(_LEFT, 0.3, room, 0.56, xticks=[])
         self._title = ax.text(0, 1.1, "", transform=ax.transAxes, fontsize=9.5)
         self.canvas.labels(self._title)
-        ax.set_xticks([])
         name_rows(ax, [WORDS["taken"], WORDS["there"]])
         self._memory = Strip(self.canvas, ax, 2, self._columns, name="memory")
         self._maps = Maps(

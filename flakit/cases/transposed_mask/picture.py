@@ -61,18 +61,17 @@ class Picture(Drawing):
         left, gap, bar = 0.62, 0.68, 0.66
         room = width - left - gap - bar
         self.canvas = Canvas(width, 3.75)
-        self._draw_state(whole_ticks(self.canvas.axes(left, 0.3, 0.6 * room, _HEIGHT)), 4 if width > 8 else 2)
+        look = {"title": WORDS["state"], "framed": True, "xlabel": say("value v"), "ylabel": say("key k")}
+        ax = whole_ticks(self.canvas.axes(left, 0.3, 0.6 * room, _HEIGHT, **look))
+        self._draw_state(ax, 4 if width > 8 else 2)
         right = left + 0.6 * room + gap
         self._draw_sizes(
-            self.canvas.axes(right, 0.3, 0.4 * room, _HEIGHT),
+            self.canvas.axes(right, 0.3, 0.4 * room, _HEIGHT, title=WORDS["sizes"], xlabel="V", ylabel="K"),
             self.canvas.axes(right + 0.4 * room + 0.08, 0.3, 0.12, _HEIGHT),
         )
 
     def _draw_state(self, ax, columns: int) -> None:
         self._ax = ax
-        ax.spines[:].set_visible(True)
-        ax.set(xlabel=say("value v"), ylabel=say("key k"))
-        ax.set_title(WORDS["state"], fontsize=9.5)
         ax.set_facecolor(style.EMPTY)
         self._inside = ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, facecolor=RIGHT, linewidth=0, zorder=1))
         self._missing, self._outside = (Marked(self.canvas, ax, zorder=2, **look) for look in (MISSING, OUTSIDE))
@@ -90,8 +89,6 @@ class Picture(Drawing):
         self.canvas.moving(self._inside, self._border, *ax.spines.values(), self._refused)
 
     def _draw_sizes(self, ax, bar) -> None:
-        ax.set_title(WORDS["sizes"], fontsize=9.5)
-        ax.set(xlabel="V", ylabel="K")
         self._sizes = HeatMap(self.canvas, ax, name="sizes")
         scale = self._sizes.colorbar(bar, "")
         scale.locator = MaxNLocator(5, integer=True)

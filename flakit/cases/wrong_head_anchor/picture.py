@@ -72,8 +72,7 @@ class Picture(Drawing):
             for name, colour in looks.items()
         }
         at = left + memory + gap
-        ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height))
-        ax.spines[:].set_visible(True)
+        ax = self._ax = whole_ticks(self.canvas.axes(at, top, exponents, height, framed=True))
         ax.set(xlim=(-_BEYOND, _BEYOND), title=WORDS["exponents"])
         ax.set_xticks([-1, 0, 1], [f"{sign * _END:.1f}" if sign else "0" for sign in (-1, 0, 1)])
         ax.tick_params(labelleft=False)

@@ -42,8 +42,7 @@ class Picture(Drawing):
     def __init__(self, width: float):
         left = 0.85
         self.canvas = Canvas(width, 3.0)
-        ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15)
-        ax.set_title(WORDS["title"], fontsize=9, loc="left", pad=4)
+        ax = self.canvas.axes(left, 0.35, width - left - 0.2, 2.15, title=WORDS["title"], size=9, pad=4)
         ax.set(yscale="log", ylim=(_LOW, _HIGH), xlim=(-0.5, T - 0.5))
         ax.set(xlabel=say("token t"), ylabel=style.logarithmic(say("size")), yticks=[1e-4, 1, 1e4, 1e8, 1e12])
         ax.minorticks_off()
