@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..language import percent
 from ..ops.common.dispatch import has_triton, interpreted
 
 LN_MAX = {dtype: math.log(torch.finfo(dtype).max) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -61,6 +62,11 @@ def kernel_place() -> tuple[str, str]:
     if has_triton() and torch.cuda.is_available() and not interpreted():
         return "cuda", "triton"
     return "cpu", "triton" if has_triton() and interpreted() else "torch"
+
+
+def share(x: float) -> str:
+    """Format a relative error as a percentage; below 1e-4, which may be rounding, as 0%."""
+    return percent(x) if x > 1e-4 else "0%"
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:

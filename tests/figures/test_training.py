@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 
+from flakit.cases.gate_drift import Drift
+from flakit.cases.gate_drift.picture import curve
 from flakit.figures import style
-from flakit.figures.gate_drift import fatal_run, lost_steps
+from flakit.figures.gate_drift import lost_steps
 from flakit.figures.loss_curves import loss_curves
+from flakit.models import Run
 
 QUANTILES = np.linspace(0.5, 1.5, 40)[:, None] * np.array([10, 30, 50, 70, 90.0])
 
@@ -36,9 +39,13 @@ def test_loss_curves_draw_every_seed_and_name_a_model_once():
     assert picture.png().startswith(b"\x89PNG") and "one, other" in picture.alt
 
 
+def drift(*losses: float, first: int = 0) -> Drift:
+    return Drift("rwkv6", "none", Run(list(losses)), first=first)
+
+
 def test_a_run_that_dies_ends_in_a_cross_and_says_when():
-    runs = {"dies": (0, [5.0, 4.0, 3.0, math.nan, math.nan]), "lives": (0, [5.0, 4.0, 3.0, 2.0, 1.0])}
-    picture = fatal_run(runs | {"later": (3, [2.5, 1.5])})
+    runs = {"dies": drift(5.0, 4.0, 3.0, math.nan, math.nan), "lives": drift(5.0, 4.0, 3.0, 2.0, 1.0)}
+    picture = curve(runs | {"later": drift(2.5, 1.5, first=3)})
     (ax,) = picture.figure.axes
     dies, cross, lives, later = ax.get_lines()
     assert list(dies.get_ydata()) == [5, 4, 3] and list(later.get_xdata()) == [3, 4] and len(lives.get_xdata()) == 5
@@ -48,9 +55,9 @@ def test_a_run_that_dies_ends_in_a_cross_and_says_when():
 
 
 def test_a_run_that_dies_in_means():
-    runs = {"dies": (0, [4.0, 2.0, 3.0, 1.0, math.nan])}
-    (ax,) = fatal_run(runs, window=2).figure.axes
+    runs = {"dies": drift(4.0, 2.0, 3.0, 1.0, math.nan)}
+    (ax,) = curve(runs, window=2).figure.axes
     line, cross = ax.get_lines()
     assert list(line.get_xdata()) == [0.5, 2.5] and list(line.get_ydata()) == [3, 2] and list(cross.get_ydata()) == [2]
-    (ax,) = fatal_run(runs, end=3).figure.axes
+    (ax,) = curve(runs, end=3).figure.axes
     assert len(ax.get_lines()) == 1  # what comes after is not shown

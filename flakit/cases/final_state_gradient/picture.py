@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...figures import Bars, Canvas, Cell, Drawing, HeatMap, style
 from ...language import Words, say
-from ...numerics.words import percent
+from ..laws import share
 from . import Shown
 
 WORDS = Words() | {
@@ -94,13 +94,13 @@ class Picture(Drawing):
         self._bars.update(errors)
         self._law.set_data([shown.law[name] for name in _ROWS], range(len(_ROWS)))
         for text, x in zip(self._words, errors, strict=True):
-            text.set(x=x + 0.12, text=_share(x))
+            text.set(x=x + 0.12, text=share(x))
 
     def say(self, shown: Shown) -> str:
         if not shown.fault:
             return WORDS["right"]
-        first, *_, last = (_share(float(x)) for x in shown.lost["dk"])
-        whole = {name: _share(shown.errors[name]) for name in ("dk", "dw")}
+        first, *_, last = (share(float(x)) for x in shown.lost["dk"])
+        whole = {name: share(shown.errors[name]) for name in ("dk", "dw")}
         return WORDS.say(shown.on, first=first, last=last, **whole)
 
     def arithmetic(self, shown: Shown, cell: Cell) -> str:
@@ -110,17 +110,12 @@ class Picture(Drawing):
             return WORDS.say("left", t=t, k=cell.row, exponent=left.log(), left=left, fate=WORDS["fate"][_fate(shown)])
         name = _ROWS[cell.row]
         if name not in shown.lost:
-            return WORDS.say("no token", name=name, lost=_share(shown.errors[name]))
+            return WORDS.say("no token", name=name, lost=share(shown.errors[name]))
         return WORDS.say(
             "token", name=name, t=t, computed=shown.computed[name][t], true=shown.true[name][t],
-            lost=_share(float(shown.lost[name][t])),
+            lost=share(float(shown.lost[name][t])),
         )  # fmt: skip
 
 
 def _fate(shown: Shown) -> str:
     return "none" if shown.on == "o" else "dropped" if shown.fault else "taken"
-
-
-def _share(x: float) -> str:
-    """Format a fraction as a percentage; below 1e-4, the size of rounding, as 0%."""
-    return percent(x) if x > 1e-4 else "0%"

@@ -42,17 +42,12 @@ def installed() -> dict[str, str] | None:
 
 
 def run(
-    contract: str = "takes **kwargs",
-    mixer: str = "rwkv7",
-    accumulation: int = 4,
-    *,
-    steps: int = STEPS,
-    max_grad_norm: float = 1.0,
+    contract: str = "takes **kwargs", mixer: str = "rwkv7", accumulation: int = 4, *, steps: int = STEPS
 ) -> list[dict]:
     """Train with the real Trainer: a row for each optimizer step, with the loss and gradient norm that it logged.
 
-    contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation. max_grad_norm: the trainer
-        clips to it, and logs the norm before. Raises ImportError without transformers, ValueError for other settings.
+    contract: of `CONTRACTS`. Every step sees the same 16 sequences at any accumulation. The trainer clips the gradient
+        norm to 1, and logs it before. Raises ImportError without transformers, ValueError for other settings.
     """
     one_of("contract", contract, CONTRACTS)
     if accumulation not in (1, 2, 4, 8, 16):
@@ -74,7 +69,6 @@ def run(
             max_steps=steps,
             learning_rate=LEARNING_RATE,
             lr_scheduler_type="constant",
-            max_grad_norm=max_grad_norm,
             logging_steps=1,
             save_strategy="no",
             report_to=[],

@@ -5,6 +5,7 @@ import numpy as np
 from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, style
 from ...language import Words, say
 from ...numerics.words import number, percent
+from ..laws import share
 from . import FAULTS, H, Shown, T
 
 WORDS = Words() | {
@@ -76,7 +77,7 @@ class Picture(Drawing):
         for h, row in enumerate(self._shares):
             for n, text in enumerate(row):
                 seen = n <= ranks
-                text.set(text=_share(off[h, n]) if seen else "", position=(min(n, ranks), h))
+                text.set(text=share(off[h, n]) if seen else "", position=(min(n, ranks), h))
                 text.set_color(style.BLACK if seen and off[h, n] > 0.6 * _TOP else "white")
         for n, line in enumerate(self._borders, 1):
             at = n * shown.slice - 0.5 if n < ranks else -0.5
@@ -89,10 +90,10 @@ class Picture(Drawing):
     def say(self, shown: Shown) -> str:
         values = {
             "h": H - 1,
-            "entering": _share(shown.entering[-1, 0].item()),
-            "first": _share(shown.tokens[-1, 0].item()),
+            "entering": share(shown.entering[-1, 0].item()),
+            "first": share(shown.tokens[-1, 0].item()),
             "last": shown.ranks - 1,
-            "initial": _share(shown.initial),
+            "initial": share(shown.initial),
             "ranks": shown.ranks,
         }
         if shown.fault == FAULTS[0]:
@@ -103,16 +104,11 @@ class Picture(Drawing):
         if cell.map == "entering":
             h, n = cell.row, cell.column - 1
             if n < 0:
-                return WORDS.say("initial", h=h, off=_share(shown.first[h].item()))
+                return WORDS.say("initial", h=h, off=share(shown.first[h].item()))
             behind = T - shown.slice * (n + 1)
-            off, law = _share(shown.entering[h, n].item()), _share(shown.predicted[h, n].item())
+            off, law = share(shown.entering[h, n].item()), share(shown.predicted[h, n].item())
             return WORDS.say("cell" if behind else "last", h=h, rank=n, behind=behind, off=off, law=law)
         t, h = cell.column, H - 1
         walked, rank = shown.slice - 1 - t % shown.slice, t // shown.slice
-        off, law = _share(shown.tokens[h, t].item()), _share(shown.law[h, t].item())
+        off, law = share(shown.tokens[h, t].item()), share(shown.law[h, t].item())
         return WORDS.say("token", t=t, h=h, rank=rank, walked=walked, off=off, law=law)
-
-
-def _share(x: float) -> str:
-    """Format a relative error as a percentage; below 1e-4, which may be rounding, as 0%."""
-    return percent(x) if x > 1e-4 else "0%"
