@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..language import Words
-from ..numerics.words import number, percent
+from ..language import Words, number, percent
 from . import style
 from .canvas import Canvas
 from .heatmap import HeatMap

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import NullLocator
 
+from ..language import number
 from ..numerics.operators import operator
-from ..numerics.words import number
 from . import style
 from .marks import name_rows
 from .plots import WIDTH, Picture

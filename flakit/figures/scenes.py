@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..language import label, say
-from ..numerics.words import number
+from ..language import label, number, say
 
 Formula = tuple[str, str]
 """A formula with symbols, and the same formula with numbers."""

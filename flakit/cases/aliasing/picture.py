@@ -4,8 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from ...figures import Bars, Canvas, Cell, Drawing, HeatMap, style, whole_ticks
-from ...language import Words, say
-from ...numerics.words import number
+from ...language import Words, number, say
 from . import Shown
 
 WORDS = Words() | {

@@ -4,8 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from ...figures import Canvas, Cell, Drawing, HeatMap, style
-from ...language import Words
-from ...numerics.words import percent
+from ...language import Words, percent
 from . import Shown
 
 WORDS = Words() | {
@@ -127,8 +126,7 @@ def _places(shown: Shown, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _bin(x: Tensor) -> np.ndarray:
     """Return the bin of each |x| on the logarithmic axis, 0 … `_BINS` - 1; values beyond an end fall into its bin."""
-    with np.errstate(divide="ignore"):
-        power = np.log10(np.abs(x.double().flatten().numpy()))
+    power = x.double().flatten().abs().log10().numpy()
     return (np.clip((power - _LOW) * _DECADE, 0, _BINS - 1)).astype(int)
 
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, Map, Maps, style, whole_ticks
-from ...language import Words, say
-from ...numerics.words import number
+from ...language import Words, number, say
 from . import Shown
 
 WORDS = Words() | {

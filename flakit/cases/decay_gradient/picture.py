@@ -6,8 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from ...figures import Bars, Canvas, Cell, CellGrid, Drawing, style, whole_ticks
-from ...language import Words, say
-from ...numerics.words import number, percent
+from ...language import Words, number, percent, say
 from . import FORMULAS, Shown
 
 WORDS = Words() | {

@@ -93,8 +93,7 @@ class Picture(Drawing):
             self._ax.set_xlim(-0.5, T - 0.5)
         self._cells.update(1, T)
         moved = shown.moved.numpy()
-        with np.errstate(divide="ignore"):
-            sizes = np.where(moved > 0, np.clip(np.log10(moved), _LOW, _HIGH), np.nan)
+        sizes = np.where(moved > 0, shown.moved.log10().clamp(_LOW, _HIGH), np.nan)
         self._before.update(np.where(tokens < P, sizes, np.nan), begin=_LOW)
         self._after.update(np.where(tokens >= P, sizes, np.nan), begin=_LOW)
         same = tokens[moved == 0]

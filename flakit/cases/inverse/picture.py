@@ -81,14 +81,11 @@ class Picture(Drawing):
             "infinite": Bars(self.canvas, ax, **style.INF),
         }
         self._lines, self._words = {}, {}
+        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
         for name, colour in (("sum", style.BLACK), ("left", style.INDIGO), ("end", style.GREY)):
             self._lines[name] = ax.axhline(0, color=colour, linewidth=1.6, zorder=4)
-            words = ax.text(
-                1, 0, "", color=colour, ha="right", va="bottom", fontsize=9, transform=ax.get_yaxis_transform(),
-                zorder=5,
-            )  # fmt: skip
-            words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5})
-            self._words[name] = words
+            look = {"color": colour, "ha": "right", "va": "bottom", "fontsize": 9, "zorder": 5, "bbox": behind}
+            self._words[name] = ax.text(1, 0, "", transform=ax.get_yaxis_transform(), **look)
         self._terms_cells = CellGrid(self.canvas, ax, "terms")
         handles = [self._bars["plus"].patch, self._bars["minus"].patch]
         ax.legend(

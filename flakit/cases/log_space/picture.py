@@ -7,8 +7,7 @@ import torch
 from matplotlib.patches import Rectangle
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, name_rows, style
-from ...language import Words
-from ...numerics.words import percent
+from ...language import Words, percent
 from . import GRADIENTS, Shown
 
 WORDS = Words() | {
@@ -91,8 +90,7 @@ class Picture(Drawing):
 
     def update(self, shown: Shown) -> None:
         tokens, top = len(shown.sizes), math.log10(torch.finfo(shown.dtype).max)
-        with np.errstate(divide="ignore"):
-            sizes = np.log10(shown.sizes.double().numpy())
+        sizes = shown.sizes.double().log10().numpy()
         largest = sizes.max(1)
         self._line.set_data(range(tokens), np.where(np.isfinite(largest), largest, np.nan))
         self._law.set_data(range(tokens), shown.sums.amax(1) / math.log(10))

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, style
-from ...language import Words, say
-from ...numerics.words import number, percent
+from ...language import Words, number, percent, say
 from ..laws import share
 from . import FAULTS, H, Shown, T
 

@@ -7,8 +7,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, HeatMap, style
-from ...language import Words, say
-from ...numerics.words import number
+from ...language import Words, number, say
 from ..laws import LN_MAX
 from . import KEY_GRADIENT, Shown, anchors, tokens
 
@@ -90,8 +89,8 @@ class Picture(Drawing):
         self._jump = ax.annotate(
             "", (0, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 2, "shrinkA": 0, "shrinkB": 0}, zorder=6
         )
-        self._words = ax.text(0, 0, "", ha="right", va="center", fontsize=9, zorder=6)
-        self._words.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
+        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        self._words = ax.text(0, 0, "", ha="right", va="center", fontsize=9, zorder=6, bbox=behind)
         self.canvas.labels(ax.yaxis)
         self.canvas.moving(self._jump, self._words)
 
@@ -122,10 +121,9 @@ class Picture(Drawing):
         exponents = shown.exponents.numpy()
         self._factors.update(np.where(exponents > _END, np.inf, exponents), empty=~(exponents > -np.inf))
         gradient = np.full((len(shown.gradient), chunk), np.nan)
-        with np.errstate(divide="ignore"):
-            gradient[:, :real] = np.log10(np.abs(shown.gradient.numpy()))
+        gradient[:, :real] = shown.gradient.abs().log10().clamp(min=_DECADES[0])
         behind = np.broadcast_to(np.arange(chunk) >= real, gradient.shape)
-        self._gradient.update(np.where(gradient == -np.inf, _DECADES[0], gradient), empty=behind)
+        self._gradient.update(gradient, empty=behind)
         self._update_arrows(shown)
 
         self._law.set_data(range(1, chunk + 1), np.where(np.isfinite(shown.limits), shown.limits, np.nan))

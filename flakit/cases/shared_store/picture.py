@@ -1,8 +1,7 @@
 """The picture of `shared_store`: one gradient by token, as it should be and as stored."""
 
 from ...figures import Canvas, Cell, Drawing, Map, Maps, signed
-from ...language import Words, say
-from ...numerics.words import percent
+from ...language import Words, percent, say
 from . import Shown
 
 WORDS = Words() | {

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, style
-from ...language import Words, say
-from ...numerics.words import number
+from ...language import Words, number, say
 from . import Shown, T
 
 WORDS = Words() | {

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ...figures import Canvas, Cell, CellGrid, Drawing, style
-from ...language import Words, say
-from ...numerics.words import number, percent
+from ...language import Words, number, percent, say
 from . import TOKEN, Shown, T
 
 WORDS = Words() | {
