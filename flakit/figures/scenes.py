@@ -30,13 +30,11 @@ class Block:
     border: str | None = None
 
 
-@dataclass(frozen=True)
 class Row:
     """One equation, drawn as a row of blocks below its title `words`."""
 
-    words: str
-    equation: str
-    blocks: tuple[Block, ...]
+    def __init__(self, words: str, equation: str, *blocks: Block):
+        self.words, self.equation, self.blocks = words, equation, blocks
 
 
 @dataclass(frozen=True)
@@ -180,43 +178,35 @@ SCENES: dict[str, Scene] = {
             Row(
                 "Read, before the token is written",
                 r"$o_t = scale \cdot r_t^\top\,(S_{t-1} + diag(u)\,k_t v_t^\top)$",
-                (
-                    Block("state_before", r"state so far $S_{t-1}$"),
-                    Block("bonus", r"bonus $(u\,k_t)\,v_t^\top$", "+", left="uk", top="v"),
-                    Block("read", r"what $r_t$ reads", "=", left="r", bottom="o"),
-                ),
+                Block("state_before", r"state so far $S_{t-1}$"),
+                Block("bonus", r"bonus $(u\,k_t)\,v_t^\top$", "+", left="uk", top="v"),
+                Block("read", r"what $r_t$ reads", "=", left="r", bottom="o"),
             ),
             Row(
                 "Write",
                 r"$S_t = diag(e^{w_t})\,S_{t-1} + k_t v_t^\top$",
-                (
-                    Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
-                    Block("kv", r"written $k_t v_t^\top$", "+", left="k", top="v"),
-                    Block("state", r"new state $S_t$", "="),
-                ),
+                Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
+                Block("kv", r"written $k_t v_t^\top$", "+", left="k", top="v"),
+                Block("state", r"new state $S_t$", "="),
             ),
         ),
         backward=(
             Row(
                 "Gradients at t",
                 r"$R_t = S_{t-1} + diag(u)\,k_t v_t^\top$,   $D_t = dS_t$, from all after $t$",
-                (
-                    Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
-                    Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
-                    Block(
-                        "dstate", r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus", left="k", top="v", right="dk",
-                        bottom="dv",
-                    ),
+                Block("read", r"$dr_t = scale \cdot R_t\,do_t$", top="do", right="dr"),
+                Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
+                Block(
+                    "dstate", r"$dk_t{=}D_t v_t$, $dv_t{=}D_t^\top k_t$ + bonus", left="k", top="v", right="dk",
+                    bottom="dv",
                 ),
             ),
             Row(
                 "One step back",
                 r"$D_{t-1} = diag(e^{w_t})\,D_t + scale \cdot r_t\,do_t^\top$",
-                (
-                    Block("dkept", r"kept $e^{w_t} D_t$", left="decay"),
-                    Block("dread", r"from the read", "+", left="r", top="do"),
-                    Block("dstate_before", r"handed on $D_{t-1}$", "="),
-                ),
+                Block("dkept", r"kept $e^{w_t} D_t$", left="decay"),
+                Block("dread", r"from the read", "+", left="r", top="do"),
+                Block("dstate_before", r"handed on $D_{t-1}$", "="),
             ),
         ),
         groups={
@@ -255,45 +245,37 @@ SCENES: dict[str, Scene] = {
             Row(
                 "Look up, fade, edit",
                 r"$f_t = a_t^\top S_{t-1}$,   $S_t = diag(e^{w_t})\,S_{t-1} + b_t f_t^\top + k_t v_t^\top$",
-                (
-                    Block("state_before", r"$a_t$ looks up $S_{t-1}$, finds $f_t$", left="a", bottom="removed"),
-                    Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
-                    Block("edit", r"edit $b_t f_t^\top$", "+", left="b", top="removed"),
-                ),
+                Block("state_before", r"$a_t$ looks up $S_{t-1}$, finds $f_t$", left="a", bottom="removed"),
+                Block("kept", r"kept $e^{w_t} S_{t-1}$", left="decay"),
+                Block("edit", r"edit $b_t f_t^\top$", "+", left="b", top="removed"),
             ),
             Row(
                 "Write, then read",
                 r"$o_t = scale \cdot r_t^\top S_t$",
-                (
-                    Block("kv", r"+ written $k_t v_t^\top$", left="k", top="v"),
-                    Block("state", r"$r_t$ reads the new $S_t$", "=", left="r", bottom="o"),
-                    Block("change", r"in all: $S_t - S_{t-1}$"),
-                ),
+                Block("kv", r"+ written $k_t v_t^\top$", left="k", top="v"),
+                Block("state", r"$r_t$ reads the new $S_t$", "=", left="r", bottom="o"),
+                Block("change", r"in all: $S_t - S_{t-1}$"),
             ),
         ),
         backward=(
             Row(
                 "Gradients at t",
                 r"$D_t = dS_t$, the read at $t$ included",
-                (
-                    Block("state", r"$dr_t = scale \cdot S_t\,do_t$", top="do", right="dr"),
-                    Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
-                    Block(
-                        "dstate", r"$dk_t = D_t v_t$, $dv_t = D_t^\top k_t$", left="k", top="v", right="dk", bottom="dv"
-                    ),
+                Block("state", r"$dr_t = scale \cdot S_t\,do_t$", top="do", right="dr"),
+                Block("passed", r"$dw_t$: rows of $e^{w_t} S_{t-1}{\odot}D_t$", right="dw"),
+                Block(
+                    "dstate", r"$dk_t = D_t v_t$, $dv_t = D_t^\top k_t$", left="k", top="v", right="dk", bottom="dv"
                 ),
             ),
             Row(
                 "Through the edit, one step back",
                 r"$D_{t-1} = diag(e^{w_t})\,D_t + a_t\,df_t^\top$",
-                (
-                    Block(
-                        "dstate", r"$db_t = D_t f_t$, $df_t = D_t^\top b_t$", left="b", top="removed", right="db",
-                        bottom="dremoved",
-                    ),
-                    Block("state_before", r"$da_t = S_{t-1}\,df_t$", top="dremoved", right="da"),
-                    Block("dstate_before", r"handed on $D_{t-1}$", left="a", top="dremoved"),
+                Block(
+                    "dstate", r"$db_t = D_t f_t$, $df_t = D_t^\top b_t$", left="b", top="removed", right="db",
+                    bottom="dremoved",
                 ),
+                Block("state_before", r"$da_t = S_{t-1}\,df_t$", top="dremoved", right="da"),
+                Block("dstate_before", r"handed on $D_{t-1}$", left="a", top="dremoved"),
             ),
         ),
         groups={
@@ -334,42 +316,34 @@ SCENES: dict[str, Scene] = {
             Row(
                 "First pass: which slots does the query ask for?",
                 r"$z_t = scale \cdot q_t^\top hk_t$",
-                (
-                    Block("hk_kept", r"kept $hk_{t-1}\,diag(e^{g_t})$", top="decay"),
-                    Block("ks", r"written $k_t s_t^\top$", "+", left="k", top="s"),
-                    Block("hk", r"$q_t$ asks the slots' keys $hk_t$", "=", left="q", bottom="scores"),
-                ),
+                Block("hk_kept", r"kept $hk_{t-1}\,diag(e^{g_t})$", top="decay"),
+                Block("ks", r"written $k_t s_t^\top$", "+", left="k", top="s"),
+                Block("hk", r"$q_t$ asks the slots' keys $hk_t$", "=", left="q", bottom="scores"),
             ),
             Row(
                 "Second pass: what do they hold?",
                 r"$p_t = softmax(z_t)$,   $o_t = p_t^\top hv_t$",
-                (
-                    Block("hv_kept", r"kept $diag(e^{g_t})\,hv_{t-1}$", left="decay"),
-                    Block("sv", r"written $s_t v_t^\top$", "+", left="s", top="v"),
-                    Block("hv", r"$p_t$ mixes their values $hv_t$", "=", left="p", bottom="o"),
-                ),
+                Block("hv_kept", r"kept $diag(e^{g_t})\,hv_{t-1}$", left="decay"),
+                Block("sv", r"written $s_t v_t^\top$", "+", left="s", top="v"),
+                Block("hv", r"$p_t$ mixes their values $hv_t$", "=", left="p", bottom="o"),
             ),
         ),
         backward=(
             Row(
                 "Second pass, and the gate",
                 r"$Dv_t = dhv_t$, $Dk_t = dhk_t$, the reads at $t$ included",
-                (
-                    Block("hv", r"$dp_t = hv_t\,do_t$", top="do", right="dp"),
-                    Block(
-                        "dhv", r"$dv_t$; $ds_t = Dv_t v_t + Dk_t^\top k_t$", left="s", top="v", right="ds", bottom="dv"
-                    ),
-                    Block("passed", r"$dg_t$: $e^{g_t}hv{\odot}Dv$ | $hk{\odot}Dk$", right="dg", border="hv_before"),
+                Block("hv", r"$dp_t = hv_t\,do_t$", top="do", right="dp"),
+                Block(
+                    "dhv", r"$dv_t$; $ds_t = Dv_t v_t + Dk_t^\top k_t$", left="s", top="v", right="ds", bottom="dv"
                 ),
+                Block("passed", r"$dg_t$: $e^{g_t}hv{\odot}Dv$ | $hk{\odot}Dk$", right="dg", border="hv_before"),
             ),
             Row(
                 "First pass, one step back",
                 r"$dz_t = p_t\,(dp_t - p_t^\top dp_t)$",
-                (
-                    Block("hk", r"$dq_t = scale \cdot hk_t\,dz_t$", top="dscores", right="dq"),
-                    Block("dhk", r"$dk_t = Dk_t\,s_t$", top="s", right="dk"),
-                    Block("dhk_before", r"handed on $Dk_t\,diag(e^{g_t})$", top="decay"),
-                ),
+                Block("hk", r"$dq_t = scale \cdot hk_t\,dz_t$", top="dscores", right="dq"),
+                Block("dhk", r"$dk_t = Dk_t\,s_t$", top="s", right="dk"),
+                Block("dhk_before", r"handed on $Dk_t\,diag(e^{g_t})$", top="decay"),
             ),
         ),
         # A row per slot: its values beside its keys.
