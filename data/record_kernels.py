@@ -39,19 +39,13 @@ def rows(meter: Meter, copy_tb_s: float):
             call()
             with watched() as launched:
                 call()
-            moved = handed(launched)
-            kernels = meter.kernels(call)
-            for kernel in kernels:
-                if moved[kernel.kernel]:
-                    yield _row(case.op, kernel.kernel, kernel.calls, kernel.ms, 1e-9 * moved[kernel.kernel], copy_tb_s)
-            others = [kernel for kernel in kernels if not moved[kernel.kernel]]
-            if others:
-                yield _row(case.op, OTHERS, sum(x.calls for x in others), sum(x.ms for x in others), 0.0, copy_tb_s)
-
-
-def _row(op: str, kernel: str, calls: float, ms: float, gb: float, copy_tb_s: float) -> dict:
-    row = {"op": op, "kernel": kernel, "calls": calls, "ms": round(ms, 4), "gb": round(gb, 3)}
-    return row | {"of_copy": round(gb / copy_tb_s / ms, 3)}
+            moved, by_row = handed(launched), {}
+            for kernel in sorted(meter.kernels(call), key=lambda kernel: not moved[kernel.kernel]):
+                by_row.setdefault(kernel.kernel if moved[kernel.kernel] else OTHERS, []).append(kernel)
+            for name, kernels in by_row.items():
+                ms, gb = sum(x.ms for x in kernels), 1e-9 * moved[name]
+                row = {"op": case.op, "kernel": name, "calls": sum(x.calls for x in kernels), "ms": round(ms, 4)}
+                yield row | {"gb": round(gb, 3), "of_copy": round(gb / copy_tb_s / ms, 3)}
 
 
 def main(path: str) -> None:

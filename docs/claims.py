@@ -64,9 +64,9 @@ class Claim:
     different kinds mean different quantities: a count of 64 cannot contradict 66.6 ms."""
 
     written: str
-    number: float | None
-    half_unit: float
     expression: str
+    number: float | None = None
+    half_unit: float = 0.0
     figures: int = 0
     kind: str = ""
 
@@ -82,11 +82,10 @@ class Claim:
 
 def claims(prose):
     """Return every claim in a cell of prose, in order."""
-    in_order = []
-    for match in CLAIM.finditer(prose):
-        number = _number(match) if match["number"] else {"number": None, "half_unit": 0.0}
-        in_order.append(Claim(_context(prose, match), expression=match["expression"], **number))
-    return in_order
+    return [
+        Claim(_context(prose, match), match["expression"], **(_number(match) if match["number"] else {}))
+        for match in CLAIM.finditer(prose)
+    ]
 
 
 def _number(match):

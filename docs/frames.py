@@ -134,11 +134,7 @@ class Frame:
     """What a panel shows at one setting."""
 
     offered: list[tuple]  # by knob, the values that it stops at
-    picture: int
-    readout: str
-    text: str
-    alt: str
-    maps: list[dict]
+    shown: dict[str, int]  # the picture, the layout of its maps, the readout, alt and text: indices of the tables
     words: list[str]  # of the recorded cells, map by map, row by row
     beside: list[list[int]]  # of each, the places that light up with it: map, row, column; -1 for all of a line
     script: str
@@ -161,6 +157,7 @@ class Recording:
 
     def __post_init__(self):
         self.names, self._maps, self._drawn = list(self.panel.knobs), {}, None
+        self.texts, self.layouts = _Table(), _Table()
         self.walks = self.panel.player is not None and not self.panel.main
         self.ways: list[tuple[list[Setting], list[int]]] = []  # that a player of its own goes, and its passes
 
@@ -252,13 +249,10 @@ class Recording:
                 way.append(self._take())
             self.ways.append((way, [-(-place // EVERY) for place in passes]))
         elif first:
-            for value in self._stops(first, count, dense):
+            # `dense` has stops of another setting of the second knob, too, where it can be moved to from there.
+            for value in (*self._stops(first, count, dense), *dense):
                 if self._with(here, first, value) not in self.frames:
                     self.panel.move(first, value) if value in self._values(first) else self.panel.set(**{first: value})
-                    self._take()
-            for value in dense:  # of another setting of the second knob, where it can be moved to from there
-                if self._with(here, first, value) not in self.frames:
-                    self.panel.set(**{first: value})
                     self._take()
 
     def _now(self) -> Setting:
@@ -309,11 +303,13 @@ class Recording:
             script = ""
         self.frames[setting] = Frame(
             [tuple(self._values(name)) for name in self.names],
-            self._picture(),
-            panel.readout.value,
-            panel.text,
-            panel.picture.alt,
-            maps,
+            {
+                "picture": self._picture(),
+                "layout": self.layouts(maps),
+                "readout": self.texts(panel.readout.value),
+                "alt": self.texts(panel.picture.alt),
+                "text": self.texts(panel.text),
+            },
             words,
             beside,
             script,
@@ -413,7 +409,7 @@ class Recording:
     def _data(self, notebook: str, packs: list[int]) -> dict:
         """Return everything that the player reads first, for JSON."""
         panel, place = self.panel, {setting: n for n, setting in enumerate(self.frames)}
-        texts, layouts, offers = _Table(), _Table(), _Table()
+        offers = _Table()
         knobs = [self._knob(n) for n in range(len(self.names))]
         values = [knob.pop("order") for knob in knobs]
         frames = []
@@ -425,14 +421,7 @@ class Recording:
             }
             moved = {self.names.index(knob): by for knob, by in self.moves.get(setting, {}).items()}
             moves = {n: {values[n].index(x): place.get(to, -1) for x, to in by.items()} for n, by in moved.items()}
-            each = {
-                "at": [values[n].index(x) for n, x in enumerate(setting)],
-                "picture": frame.picture,
-                "layout": layouts(frame.maps),
-                "readout": texts(frame.readout),
-                "alt": texts(frame.alt),
-                "text": texts(frame.text),
-            }
+            each = {"at": [values[n].index(x) for n, x in enumerate(setting)], **frame.shown}
             frames.append(each | ({"offers": offers(offered)} if offered else {}) | ({"moves": moves} if moves else {}))
         presets = []
         for label, setting in panel.presets.items():
@@ -456,8 +445,8 @@ class Recording:
             "pixels": [list(size) for size in self.pixels],
             "pieces": self.cuts.pieces(),
             "looks": self.looks,
-            "texts": texts.rows,
-            "layouts": layouts.rows,
+            "texts": self.texts.rows,
+            "layouts": self.layouts.rows,
             "offers": offers.rows,
             "packs": packs,
             "note": self._note(knobs, notebook),
@@ -540,15 +529,16 @@ class Recording:
             for knob, x in zip(self.names, self.start, strict=True)
             if knob in panel.named_on_view
         )
-        width, height = self.pixels[frame.picture]
+        width, height = self.pixels[frame.shown["picture"]]
+        readout, alt = (self.texts.rows[frame.shown[name]] for name in ("readout", "alt"))
         source = f"data:image/webp;base64,{base64.b64encode(self.first).decode()}"
         commands = WORDS["commands"].format(notebook=html.escape(notebook))
         return (
             f'<div class="flakit-player flakit-panel flakit-{panel.name}" data-frames="{name}">'
             f'<p class="flakit-still">{html.escape(stands)}</p>'
-            f'<div class="flakit-readout">{frame.readout}</div>'
+            f'<div class="flakit-readout">{readout}</div>'
             f'<div class="flakit-frame"><img class="flakit-picture" width="{width}" height="{height}" '
-            f'alt="{html.escape(frame.alt)}" src="{source}"></div>'
+            f'alt="{html.escape(alt)}" src="{source}"></div>'
             f'<p class="flakit-note">{WORDS["all knobs"].format(commands=commands)}</p>'
             "</div>"
         )

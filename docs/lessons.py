@@ -6,9 +6,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import nbformat
-import torch
 from nbclient import NotebookClient
 from traitlets.config import Config
+
+from flakit import lab
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -46,9 +47,7 @@ def prose_cells(notebook):
 
 def kernel_environment():
     """Return a kernel's environment as `make lab` sets it, with Triton's interpreter if there is no GPU."""
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return env if torch.cuda.is_available() else {**env, "TRITON_INTERPRET": "1"}
+    return {**os.environ, **lab.environment()}
 
 
 def run(path, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):

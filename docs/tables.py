@@ -51,10 +51,11 @@ def casebook(head):
     rows, stories = [], []
     for case in CASES.values():
         name, title, lesson = escaped(case.name), escaped(_title(case)), f"notebooks/{case.notebook}.ipynb"
+        threads = ", ".join(f"[{x}](https://github.com/{x.replace('#', '/issues/')})" for x in case.threads)
         rows.append((f"[{name}](#{case.name})", title, f"[{case.notebook[:2]}]({lesson})"))
         stories.append(
             f"## {name}\n\n{title}.\n\n"
-            f"reported\n: {escaped(case.reported)}{_threads(case.threads)}\n\n"
+            f"reported\n: {escaped(case.reported)}{f' ({threads})' if threads else ''}\n\n"
             f"measured\n: {escaped(case.measured)}\n\n"
             f"lesson\n: [{case.notebook}]({lesson})\n\n"
             f"knobs\n: {', '.join(f'`--{name} {number(knob.default)}`' for name, knob in case.knobs.items())}\n"
@@ -83,14 +84,6 @@ def _title(case):
     """Return a case's title without the number that some have in the collection of reports that they come from."""
     title = re.sub(r"^Casebook \w+: ", "", case.title)
     return title[:1].upper() + title[1:]
-
-
-def _threads(threads):
-    links = []
-    for thread in threads:
-        repository, _, issue = thread.partition("#")
-        links.append(f"[{repository}#{issue}](https://github.com/{repository}/issues/{issue})")
-    return f" ({', '.join(links)})" if links else ""
 
 
 def commands(head):
@@ -254,7 +247,7 @@ def ranks(page):
         "tokens": f"{tokens:,}",
         "network": (
             f"{net.start_us + net.hop_us:.1f} µs and {net.gb_s:.0f} GB/s, at most {off:.0%} off for messages from "
-            f"{_size(SIZES[0])} to {_size(SIZES[-1])}"
+            f"{SIZES[0] >> 10} KiB to {SIZES[-1] >> 20} MiB"
         ),
         "declared": (
             f"{net.gpus_a_host} GPUs a host, {net.hop_us:g} µs of a message's for each step from one GPU to the next, "
@@ -311,10 +304,6 @@ def ranks(page):
 def _fastest(op, tokens, ways=tuple(simulate.WAYS), head_size=None):
     (first, _), *others = simulate.fastest(simulate.sized(op, tokens, head_size), ways)
     return f"{op.upper()} {', '.join([first, *(f'{way} from {r:,} ranks on' for way, r in others)])}"
-
-
-def _size(size):
-    return f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB"
 
 
 def _lines(head, rows):

@@ -8,10 +8,10 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import Progress, track
+from rich.progress import track
 from rich.table import Column, Table
 
-from .common import as_json, cell, failure
+from .common import as_json, cell, failure, progress_bar
 
 
 def cases(
@@ -231,12 +231,7 @@ def headroom(
         if odd := [name for name in dtype or () if name not in formats]:
             raise ValueError(f"--dtype: expected one of {', '.join(formats)}, got {odd[0]!r}")
         formats = {name: x for name, x in formats.items() if not dtype or name in dtype}
-        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task(f"reading {file.name}", total=None)
-
-            def progress(name: str, done: int, of: int) -> None:
-                bar.update(task, description=name or file.name, completed=done, total=of)
-
+        with progress_bar(errors, f"reading {file.name}") as progress:
             layers, op = _decays(file, op, tokens, decay_files, decay_checkpoint)
             if odd := [name for name in layer or () if name not in layers]:
                 known = ", ".join(filter(None, layers))
@@ -248,9 +243,11 @@ def headroom(
         raise failure("headroom", error) from None
     breaks = any(m.breaks for m in result.margins if m.dtype in formats.values())
     if json:
-        margins = {name: [_margin(m) for m in of if m.dtype in formats.values()] for name, of in result.layers.items()}
+        of_margin = "kernel dtype exponent limit factor breaks batch token head channel tokens"
+        shown = {name: [m for m in of if m.dtype in formats.values()] for name, of in result.layers.items()}
+        margins = {name: [_fields(m, of_margin) for m in of] for name, of in shown.items()}
+        gates = {name: _fields(gate, "dtype infinite largest margin") for name, gate in result.gates.items()}
         sizes = {"op": op, "chunk": chunk, "block": block}
-        gates = {name: _gate(gate) for name, gate in result.gates.items()}
         typer.echo(as_json({**sizes, "breaks": breaks, "layers": margins, "gates": gates}))
     else:
         console.print(_headroom(result, formats))
@@ -271,15 +268,9 @@ def _decays(file: Path, op: str | None, tokens: Path | None, decay_files, decay_
     return layers, trained
 
 
-def _margin(m) -> dict:
-    place = {name: getattr(m, name) for name in ("batch", "token", "head", "channel", "tokens")}
-    numbers = {name: getattr(m, name) for name in ("exponent", "limit", "factor", "breaks")}
-    return {"kernel": m.kernel, "dtype": str(m.dtype).removeprefix("torch."), **numbers, **place}
-
-
-def _gate(gate) -> dict:
-    numbers = {name: getattr(gate, name) for name in ("infinite", "largest", "margin")}
-    return {"dtype": str(gate.dtype).removeprefix("torch."), **numbers}
+def _fields(x, names: str) -> dict:
+    """Return the named fields of a margin or a gate for JSON."""
+    return {name: getattr(x, name) for name in names.split()} | {"dtype": str(x.dtype).removeprefix("torch.")}
 
 
 def _headroom(result, formats: dict) -> Group:

@@ -2,10 +2,13 @@
 
 import json as json_module
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 
 def as_json(x: object) -> str:
@@ -25,6 +28,14 @@ def failure(command: str, error: object, *, code: int = 2, soft_wrap: bool = Fal
     message = f"flakit {command}: {error}"
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=soft_wrap)
     return typer.Exit(code)
+
+
+@contextmanager
+def progress_bar(errors: Console, what: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar where `errors` is a terminal; yield progress(what, done, of), which moves it."""
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda what, done, of: bar.update(task, description=what or None, completed=done, total=of)
 
 
 def writable(option: str, path: Path | None, ending: str = "") -> None:

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from .common import as_json, cell, failure, writable, writable_folder
+from .common import as_json, cell, failure, progress_bar, writable, writable_folder
 
 
 def audit(
@@ -63,12 +62,7 @@ def audit(
         writable("--json", json)
         writable("--html", html)
         writable_folder("--repros", repros)
-        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task("looking at the subject", total=None)
-
-            def progress(name: str, done: int, of: int) -> None:
-                bar.update(task, description=name, completed=done, total=of)
-
+        with progress_bar(errors, "looking at the subject") as progress:
             options = {"only": only or None, "seed": seed, "full": full, "shrink": shrink, "progress": progress}
             report = run(load(subject, like, adapter), **options)
     except (Exception, SystemExit) as error:  # whatever the subject's own module raises: it could not run

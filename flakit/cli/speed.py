@@ -1,5 +1,6 @@
 """The commands flakit bench and tune: how long the operators take on this machine's GPU, and faster settings for it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,10 +8,9 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Column, Table
 
-from .common import failure, writable
+from .common import failure, progress_bar, writable
 
 
 def bench(
@@ -73,16 +73,14 @@ def bench(
         meta = recordings.provenance(" ".join(words), **speed.peer_version())
         meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
         rows, messages = [], {}
-        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task("", total=len(cases))
+        with progress_bar(errors) as progress:
             arguments = {"peers": peers, "meter": meter, "say": lambda text: messages.setdefault(text)}
-            arguments |= {"progress": lambda what: bar.update(task, description=what)}
-            for done, case in enumerate(cases, 1):
+            for done, case in enumerate(cases):
+                arguments["progress"] = partial(progress, done=done, of=len(cases))
                 for row in run([case], **arguments, **({} if profile else {"first_calls": first_calls})):
                     rows.append(row)
                     if json is not None:  # after every row: a table cut short is still a table
                         recordings.write(json, meta, rows)
-                bar.update(task, completed=done)
         for text in messages:
             errors.print(text, style="yellow", markup=False, highlight=False)
         if profile:
@@ -203,12 +201,14 @@ def tune(
         path = out or rows_file(device.capability)
         own.check(path, device)
         command = f'flakit tune --only "{only}"' if only else "flakit tune"
-        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            task = bar.add_task("", total=len(keys))
-            for row in own.tune(keys, device, trial, lambda what: bar.update(task, description=what), left_out.append):
+        with progress_bar(errors) as bar:
+
+            def progress(what: str) -> None:
+                bar(what, len(rows) + len(left_out), len(keys))
+
+            for row in own.tune(keys, device, trial, progress, left_out.append):
                 rows.append(row)
                 own.write(path, device, rows, command)
-                bar.update(task, completed=len(rows) + len(left_out))
     except (ValueError, RuntimeError, OSError) as error:
         note = f"\n{len(rows)} rows found before stand in {path}; --only goes on with others" if rows else ""
         raise failure("tune", f"{error}{note}", soft_wrap=True) from None

@@ -97,8 +97,9 @@ def check(name: str, yours, reference, hint: str | Sequence[str] = (), *, tolera
     if not wrong:
         record.note(name)
     verdict = Verdict(not wrong, text, hints if wrong and not _is_empty(yours) else ())
-    if verdict.hints:
-        _display("".join(_folded(WORDS["hint"], html.escape(each)) for each in hints))
+    if verdict.hints and record.shell() is not None:
+        page = "".join(_folded(WORDS["hint"], html.escape(each)) for each in hints)
+        sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
     return verdict
 
 
@@ -257,12 +258,6 @@ def _folded(line: str, body: str, attributes: str = "", clicked: str = "") -> st
         f'<details {attributes}><summary style="cursor: pointer"{onclick}>{line}</summary>'
         f'<p style="margin: 0.2em 0 0.6em 1.2em">{body}</p></details>'
     )
-
-
-def _display(page: str) -> None:
-    """Display HTML if this process runs a notebook; otherwise do nothing."""
-    if record.shell() is not None:
-        sys.modules["IPython"].display.display({"text/html": page, "text/plain": ""}, raw=True)
 
 
 def _label(choice) -> str:

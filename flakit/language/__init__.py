@@ -111,13 +111,12 @@ def _patterns(language: str) -> list[tuple[re.Pattern, str]]:
     templates.sort(key=lambda each: -len(_PLACEHOLDER.sub("", each[0])))
     patterns = []
     for text, other in templates:
-        parts, seen = [], set()
-        for n, part in enumerate(_PLACEHOLDER.split(text)):  # values have no colon
-            parts.append(
-                re.escape(part) if n % 2 == 0 else f"(?P={part})" if part in seen else f"(?P<{part}>[^:]+?)"
-            )  # a value has no colon
-            seen |= {part} if n % 2 else set()
-        patterns.append((re.compile("".join(parts)), other))
+        fixed, *rest = _PLACEHOLDER.split(text)
+        pattern = re.escape(fixed)
+        for name, fixed in zip(rest[::2], rest[1::2], strict=True):
+            pattern += f"(?P={name})" if f"(?P<{name}>" in pattern else f"(?P<{name}>[^:]+?)"  # a value has no colon
+            pattern += re.escape(fixed)
+        patterns.append((re.compile(pattern), other))
     return patterns
 
 
