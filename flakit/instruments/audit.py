@@ -6,6 +6,7 @@ question that a real failure taught, a case of `flakit.cases`.
 
 import contextlib
 import io
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ from ..ops.common.dispatch import interpreted
 from .examiner import Examiner, clock_of
 from .finding import Finding
 from .probes import PROBES, Probe
-from .report import as_dict, as_json, in_a_notebook, page, table
+from .report import as_dict, in_a_notebook, page, table
 from .repro import repro
 from .shrink import SECONDS as SHRINKING
 from .shrink import check_installed, law
@@ -123,7 +124,7 @@ class Audit:
         return shares({v.probe.name: (v.verdict, 0.0 if v.finding is None else v.finding.share) for v in self.verdicts})
 
     def write_json(self, path: str | Path) -> None:
-        Path(path).write_text(as_json(self) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(as_dict(self), indent=1) + "\n", encoding="utf-8")
 
     def write_html(self, path: str | Path) -> None:
         Path(path).write_text(page(self), encoding="utf-8")

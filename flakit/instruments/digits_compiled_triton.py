@@ -279,7 +279,8 @@ class Comparison:
         self._taken_as_exact(before.tensors, changed)
         tiles.memory = Memory()
         tiles.after = {before.storage(x).data_ptr(): after.storage(x) for x in before.tensors}
-        tiles.format = _shortest(before.tensors)
+        formats = {str(x.dtype).removeprefix("torch.") for x in before.tensors if x.is_floating_point()}
+        tiles.format = max(formats & UNIT.keys(), key=UNIT.__getitem__, default="")  # the shortest
         tiles.until, tiles.sampled = start + SECONDS - count.seconds, int(np.prod(grid)) > PROGRAMS
         known = tiles.judgements
         try:
@@ -380,9 +381,3 @@ def _bits(storage: UntypedStorage, size: int) -> np.ndarray:
     """Return the bytes of a storage, uint8, as a row for each element of `size` bytes."""
     flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,)).numpy()
     return flat[: flat.size // size * size].reshape(-1, size)
-
-
-def _shortest(tensors: Sequence[Tensor]) -> str:
-    """Return the shortest floating-point format among a launch's tensors, "" for none."""
-    formats = {str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}
-    return max((x for x in formats if x in UNIT), key=UNIT.__getitem__, default="")

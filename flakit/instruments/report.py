@@ -1,7 +1,6 @@
 """Reports of an `Audit`: a table for a terminal or a notebook, JSON, and a self-contained HTML page."""
 
 import base64
-import json
 import platform
 from collections.abc import Iterator, Mapping
 from html import escape as _e
@@ -138,10 +137,6 @@ def _row(v) -> dict:
     row |= {"setting": v.setting, "meaning": v.probe.meaning, "case": v.case, "cause": v.cause, "words": v.words}
     row |= {"law": v.law, "budget_from": v.probe.budget, "tried": v.tried, "settings": v.settings}
     return row | {"left_out": v.left_out, "repro": v.repro}
-
-
-def as_json(audit) -> str:
-    return json.dumps(as_dict(audit), indent=1)
 
 
 _STYLE = """

@@ -270,7 +270,9 @@ class _Process:
 
     def ask(self, request: Mapping) -> dict:
         if self._process is None or self._process.poll() is not None:
-            self._process = self._started()
+            env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+            command, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+            self._process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe)
         to, back = self._process.stdin, self._process.stdout
         assert to is not None and back is not None  # pipes
         try:
@@ -284,12 +286,6 @@ class _Process:
             self.stop()
             raise RuntimeError("the process that runs the kernel ended; run the cell again")
         return json.loads(answer)
-
-    def _started(self) -> subprocess.Popen:
-        env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
 
     def stop(self) -> None:
         if self._process is not None:

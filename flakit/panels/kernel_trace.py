@@ -100,7 +100,10 @@ class KernelTrace(WorkbenchPanel):
         recorded = "" if workbench.tl else WORDS["recorded"]
         decay, site = number(decay), result.first
         if site is None:
-            return WORDS.say("fine", decay=decay, line=_least(result)) + recorded
+            line = result.headroom[0]
+            values = {"line": line.place.line, "code": line.place.code(), "largest": line.largest, "end": _end(line)}
+            least = WORDS.say("least", **values) if line.largest > 0 else WORDS["flat"]
+            return WORDS.say("fine", decay=decay, line=least) + recorded
         tile = site.first
         text = WORDS.say("broken",
             decay=decay, line=site.place.line, code=site.place.code(), what=tile.what, bad=tile.bad, size=tile.size,
@@ -131,13 +134,6 @@ made = workbench.run({literal(decay)}, way={"start" if way == YOURS else way!r})
 print(made)
 print(made.trace)
 """
-
-
-def _least(trace: Trace) -> str:
-    line = trace.headroom[0]
-    if line.largest <= 0:
-        return WORDS["flat"]
-    return WORDS.say("least", line=line.place.line, code=line.place.code(), largest=line.largest, end=_end(line))
 
 
 def _fate(trace: Trace) -> str:
