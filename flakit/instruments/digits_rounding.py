@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from rich.text import Text
 from ..numerics.words import number
 from .digits import UNIT, right
 from .digits_torch import _LANES, _RANDOM, _SUMS, _WORDS
-from .digits_triton import _SAME, to_bfloat16
+from .digits_triton import _SAME, Observer, to_bfloat16
 from .trace_record import DTYPES, Place, Trace, grid, restored_place
 
 KEPT, MOST = 4, 1 << 14
@@ -137,12 +136,11 @@ class _Record:
         return [*self._first[key], *self._last.get(key, ())]
 
 
-class TileRounding:
-    """Multiplies the results of interpreted kernels by random roundings, as the observer of an `InterpreterWatch`."""
+class TileRounding(Observer):
+    """Multiplies the results of interpreted kernels by random roundings."""
 
     def __init__(self, record: _Record):
         self.record = record
-        self.watch: Any = None
 
     def _move(self, operation: str, out) -> None:
         x = self.watch._values(out)
@@ -179,11 +177,6 @@ class TileRounding:
 
     def added(self, operation, touched, pointers, value, on, out) -> None:
         self.record.moved_in |= {argument.storage_start for argument, _ in touched}
-
-    def _ignore(self, *_) -> None:
-        """Do nothing, for the events of the watch in which nothing is rounded."""
-
-    moved = compared = given = began = ended = left = _ignore
 
 
 class TorchRounding:

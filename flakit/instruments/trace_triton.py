@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -22,12 +22,9 @@ import torch
 import triton
 
 from ..ops.common.dispatch import interpreted_alone
+from .digits_triton import Observer
 from .source import expression_at, operand_names, outside
 from .trace_record import DIGITS, DTYPES, LN_BASE, Access, Headroom, How, Place, Site, Tile, Trace, operand
-
-if TYPE_CHECKING:
-    from .digits_rounding import TileRounding
-    from .digits_triton import TileDigits
 
 KNOWN = "3.6 and 3.7"
 _MOVES = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "bitcast", "int_to_ptr", "ptr_to_int")
@@ -76,11 +73,11 @@ def private_names() -> SimpleNamespace:
 
 @contextmanager
 def watch_interpreter(
-    trace: Trace, memory: dict[int, list[Site]], digits: "TileDigits | TileRounding | None" = None
+    trace: Trace, memory: dict[int, list[Site]], observer: Observer | None = None
 ) -> Iterator["InterpreterWatch"]:
     """Record in a trace what interpreted kernels do in the `with` block; yield the watch. memory: by a storage's
-    address, the sites of its bad values. digits: an observer of every operation, which may replace its result."""
-    watch = InterpreterWatch(trace, memory, private_names(), digits)
+    address, the sites of its bad values. observer: sees every operation, and may replace its result."""
+    watch = InterpreterWatch(trace, memory, private_names(), observer)
     with _ONE_TRACE:
         try:
             with interpreted_alone():  # not in the middle of a launch
@@ -94,10 +91,12 @@ def watch_interpreter(
 class InterpreterWatch:
     """Records in a trace what Triton's interpreter computes, between `install`, which patches it, and `remove`."""
 
-    def __init__(self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace, digits=None):
-        self.trace, self.memory, self.names, self.digits = trace, memory, names, digits
-        if digits is not None:
-            digits.watch = self
+    def __init__(
+        self, trace: Trace, memory: dict[int, list[Site]], names: SimpleNamespace, observer: Observer | None = None
+    ):
+        self.trace, self.memory, self.names = trace, memory, names
+        self.observed, self.observer = observer is not None, observer or Observer()
+        self.observer.watch = self
         self._thread: int | None = None  # in which a kernel runs now
         self._tensors: dict[int, tuple[_Argument]] = {}
         self._kernel, self._silent = "", 0
@@ -134,14 +133,14 @@ class InterpreterWatch:
                 self._wrap(Builder, name, self._add)
             elif kind.startswith(("tensor_pointer_", "descriptor_")):
                 self._wrap(Builder, name, self._through_block)
-            elif kind.startswith("fcmp") and self.digits is not None:
+            elif kind.startswith("fcmp") and self.observed:
                 self._wrap(Builder, name, self._compare)
             elif not kind.startswith(("icmp", "fcmp", "make_", "get_", "advance", "histogram")):
                 self._wrap(Builder, name, self._compute, kind)
         self._wrap(self.names.Reduction, "apply", self._reduce)
         self._wrap(self.names.Grid, "_init_args_hst", self._arguments)
         self._wrap(self.names.Grid, "__call__", self._launch)
-        if self.digits is not None:
+        if self.observed:
             self._wrap(self.names.module, "_patch_lang_tensor", self._patch_tensor)
 
     def _wrap(self, owner: object, name: str, method: Callable, *more: object) -> None:
@@ -160,16 +159,14 @@ class InterpreterWatch:
         with interpreted_alone():
             outer = self._kernel, self._tensors, self._thread
             self._kernel, self._tensors, self._thread = grid.fn.__name__, {}, threading.get_ident()
-            known = self.digits.began() if self.digits is not None else None
+            known = self.observer.began()
             try:
                 with np.errstate(all="ignore"):
                     out = original(grid, *args, **kwargs)
-                    if self.digits is not None:
-                        self.digits.ended(self._kernel)
+                    self.observer.ended(self._kernel)
                     return out
             finally:
-                if self.digits is not None:
-                    self.digits.left(known)
+                self.observer.left(known)
                 self.trace.grids[self._kernel] = tuple(self.names.builder.grid_dim)
                 self._kernel, self._tensors, self._thread = outer
 
@@ -181,9 +178,8 @@ class InterpreterWatch:
             x = getattr(x, "base", x)  # a descriptor's or a reinterpreted tensor
             if isinstance(x, torch.Tensor) and x.data_ptr():
                 self._tensors.setdefault(x.data_ptr(), (_Argument(name, x),))
-                if self.digits is not None:
-                    own = getattr(device[name], "base", device[name])
-                    self.digits.given(name, x, own.device.type != "cpu")
+                own = getattr(device[name], "base", device[name])
+                self.observer.given(name, x, own.device.type != "cpu")
         return args_hst, kwargs_hst
 
     def _move(self, original, kind: str, builder, *args):
@@ -196,8 +192,7 @@ class InterpreterWatch:
                 out.site = source.site
             if base := known.get("base") or source.data.dtype == np.uint64 and self._pointed_to(source):
                 out.base = base
-        if self.digits is not None:
-            self.digits.moved(kind, original, builder, args, out)
+        self.observer.moved(kind, original, builder, args, out)
         return out
 
     def _patch_tensor(self, original, tensor, *args):
@@ -218,7 +213,7 @@ class InterpreterWatch:
     def _compare(self, original, builder, *args):
         out = original(builder, *args)
         if not self._silent:
-            self.digits.compared(original, builder, args, out)
+            self.observer.compared(original, builder, args, out)
         return out
 
     def _compute(self, original, kind: str, builder, *args, **kwargs):
@@ -228,8 +223,7 @@ class InterpreterWatch:
         operation = _WORDS.get(kind, kind)
         if operation in LN_BASE:
             self._headroom(operation, args[0])
-        if self.digits is not None:
-            self.digits.computed(kind, operation, args, out)
+        self.observer.computed(kind, operation, args, out)
         for part in out if isinstance(out, tuple) else (out,):  # a split has two halves
             if type(part) is self.names.Handle:
                 self._made(operation, args, part)
@@ -245,11 +239,10 @@ class InterpreterWatch:
             if "Scan" in type(reduction).__name__:
                 operation = f"cum{operation}" if operation in ("sum", "prod") else f"scan by {operation}"
             handles = tuple(x.handle for x in input)
-            if self.digits is not None:
-                outs, again = [x.handle for x in out], partial(self._again, original, reduction, input)
-                self.digits.reduced(reduction, operation, handles, outs, again)
-            for x in out:
-                self._made(operation, handles, x.handle)
+            outs, again = [x.handle for x in out], partial(self._again, original, reduction, input)
+            self.observer.reduced(reduction, operation, handles, outs, again)
+            for x in outs:
+                self._made(operation, handles, x)
         return out
 
     def _silently(self, original, reduction, input):
@@ -290,7 +283,7 @@ class InterpreterWatch:
                 if bases:  # of a `where` between pointers there are two
                     out.base = tuple(bases)
             return
-        if x is not out.data and operation != "to" and self.digits is None:
+        if x is not out.data and operation != "to" and not self.observed:
             self.trace.note(
                 f"{self._kernel} computes in bfloat16, which Triton's interpreter does wrongly: use float32 inputs, or "
                 f"a trace on a GPU, which compiles the kernel."
@@ -418,8 +411,8 @@ class InterpreterWatch:
                 x[wild] = np.nan
             else:
                 out.data[wild], x = 0x7FC0, np.where(wild, np.nan, x)
-        if self.digits is not None and not self._silent:
-            self.digits.loaded(touched, pointers, _lit(mask), other, out)
+        if not self._silent:
+            self.observer.loaded(touched, pointers, _lit(mask), other, out)
         if x is not None and not self._silent:
             bad = ~np.isfinite(x) & _lit(mask)
             if wild is not None:
@@ -443,8 +436,7 @@ class InterpreterWatch:
         if wild is not None:
             mask = self.names.Handle(_lit(mask) & ~wild, self.names.int1)
         self._stored("store", touched, value, mask)
-        if self.digits is not None:
-            self.digits.stored(touched, pointers, value, _lit(mask))
+        self.observer.stored(touched, pointers, value, _lit(mask))
         return original(builder, pointers, value, mask, *args, **kwargs)
 
     def _add(self, original, builder, *args, **kwargs):
@@ -458,9 +450,8 @@ class InterpreterWatch:
             args = (*args[:3], mask, *args[4:])
         self._stored("atomic", touched, value, mask)
         out = original(builder, *args, **kwargs)
-        if self.digits is not None:
-            word = getattr(args[0], "name", "CAS") if by_mask else "CAS"
-            self.digits.added(word, touched, pointers, value, _lit(mask), out)
+        word = getattr(args[0], "name", "CAS") if by_mask else "CAS"
+        self.observer.added(word, touched, pointers, value, _lit(mask), out)
         return out
 
     def _stored(self, operation: str, touched: "list[_Touched]", value, mask) -> None:
