@@ -12,7 +12,7 @@ from rich.progress import track
 from flakit.instruments import workbench
 from flakit.numerics import recorded
 from flakit.panels.kernel_trace import STOPS, STRONGEST
-from flakit.panels.lost_digits import PRESETS
+from flakit.panels.lost_digits import LostDigits
 
 OUTPUTS = {
     "start": (-0.5, -1.0, -1.3, -1.39, -1.5, -2.5),
@@ -22,7 +22,7 @@ OUTPUTS = {
 }
 """By way of computing the scores, the decays at which the notebook draws the output; else only the trace is."""
 
-DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in PRESETS.values()}, reverse=True)
+DIGITS = sorted({(at["way"], at["decay"], at["products"]) for at in LostDigits.presets.values()}, reverse=True)
 """The (way, decay, products) settings for which lost digits are recorded."""
 
 

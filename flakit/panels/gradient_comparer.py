@@ -91,12 +91,6 @@ WORDS = Words() | {
     "slow": " {form} took {seconds:.1f} s.",
 }
 
-PRESETS = {
-    "float32": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -1.0, "T": 64},
-    "bfloat16": {"source": HERE, "dtype": "bfloat16", "profile": "constant", "decay": -1.0, "T": 64},
-    "strong decay": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -20.0, "T": 256},
-}
-
 SLOW = 1.0
 """The seconds above which the readout reports how long a user's kernel took."""
 
@@ -108,7 +102,11 @@ class GradientComparer(Panel):
     name = "gradient-comparer"
     on_view = ("dtype", "decay", "tensor")
     main = "decay"
-    presets = PRESETS
+    presets = {
+        "float32": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -1.0, "T": 64},
+        "bfloat16": {"source": HERE, "dtype": "bfloat16", "profile": "constant", "decay": -1.0, "T": 64},
+        "strong decay": {"source": HERE, "dtype": "float32", "profile": "constant", "decay": -20.0, "T": 256},
+    }
 
     def __init__(self, op: str | Operator = "rwkv6", show=None, own=None, **settings):
         """Arguments as in `gradient_comparer`; own: user kernels by name, compared in place of the operator's forms."""

@@ -46,13 +46,6 @@ WORDS = Words() | {
     "given": "w: the decays that this panel was given",
 }
 
-PRESETS = {
-    "as given": {"times": 1.0, "dtype": "float32"},
-    "in float16": {"times": 1.0, "dtype": "float16"},
-    "times 10": {"times": 10.0, "dtype": "float32"},
-    "times 100": {"times": 100.0, "dtype": "float32"},
-}
-
 
 class Headroom(Panel):
     """The panel of `headroom`. Exponents are summed once per chunk and block size; "times" only multiplies them."""
@@ -60,7 +53,12 @@ class Headroom(Panel):
     name = "headroom"
     main = "times"
     on_view = ("times", "dtype", "layer")
-    presets = PRESETS
+    presets = {
+        "as given": {"times": 1.0, "dtype": "float32"},
+        "in float16": {"times": 1.0, "dtype": "float16"},
+        "times 10": {"times": 10.0, "dtype": "float32"},
+        "times 100": {"times": 100.0, "dtype": "float32"},
+    }
     random = False
     readout_lines = 5
 

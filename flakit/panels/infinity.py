@@ -30,13 +30,6 @@ _SMALLEST, _NORMAL = (math.log(torch.finfo(torch.float32).smallest_normal * x) f
 
 STEPS = ("key", "read", "pair", "all", "mask", "row", "dA", "dr", "loss")
 
-PRESETS = {
-    "fine": {"decay": -10.5},
-    "dr dies": {"decay": -11.5},
-    "o dies too": {"decay": -13.5},
-    "zero meets inf": {"decay": -15.5},
-}
-
 FORWARD = (
     ("o<sub>i</sub> = Σ<sub>j</sub>", ("row",)),
     ("mask<sub>ij</sub>", ("mask",)),
@@ -156,7 +149,12 @@ class Infinity(Panel):
     """The panel of `infinity`. Its methods' `way` is a chunk of 8 tokens and 4 channels, computed by `case.follow`."""
 
     name = "infinity"
-    presets = PRESETS
+    presets = {
+        "fine": {"decay": -10.5},
+        "dr dies": {"decay": -11.5},
+        "o dies too": {"decay": -13.5},
+        "zero meets inf": {"decay": -15.5},
+    }
 
     def __init__(self, show=None, **settings):
         names = list(WORDS["lost names"].values())

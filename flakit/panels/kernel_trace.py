@@ -44,13 +44,6 @@ WORDS = Words() | {
     "recorded": " There is no Triton here: this is a recording.",
 }
 
-PRESETS = {
-    "fine": {"decay": -1.3, "way": "start"},
-    "first inf": {"decay": -1.39, "way": "start"},
-    "in the output": {"decay": -1.5, "way": "start"},
-    "repaired": {"decay": -100.0, "way": "halves"},
-}
-
 STOPS = (
     -0.5, -1.0, -1.3, -1.37, -1.38, -1.39, -1.4, -1.5, -2.0, -2.5, -2.8, -3.0, -5.0, -5.6, -9.0, -11.2, -100.0,
 )  # fmt: skip
@@ -83,7 +76,12 @@ class KernelTrace(WorkbenchPanel):
 
     name = "kernel-trace"
     on_view = ("decay", "way")
-    presets = PRESETS
+    presets = {
+        "fine": {"decay": -1.3, "way": "start"},
+        "first inf": {"decay": -1.39, "way": "start"},
+        "in the output": {"decay": -1.5, "way": "start"},
+        "repaired": {"decay": -100.0, "way": "halves"},
+    }
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
         super().__init__(-1.3, lines, settings, alt=WORDS["alt"], show=show)

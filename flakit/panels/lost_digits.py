@@ -29,20 +29,18 @@ WORDS = Words() | {
     "{computed}, exact {true}",
 }
 
-PRESETS = {
-    "float32": {"decay": -0.5, "way": "start", "products": "ieee"},
-    "TF32": {"decay": -0.5, "way": "start", "products": "tf32"},
-    "large exponents": {"decay": -1.37, "way": "start", "products": "ieee"},
-    "by halves": {"decay": -1.37, "way": "halves", "products": "ieee"},
-}
-
 
 class LostDigits(WorkbenchPanel):
     """The panel of `lost_digits`: for every source line, the correct digits of its operands and of its result."""
 
     name = "lost-digits"
     on_view = ("decay", "way", "products")
-    presets = PRESETS
+    presets = {
+        "float32": {"decay": -0.5, "way": "start", "products": "ieee"},
+        "TF32": {"decay": -0.5, "way": "start", "products": "tf32"},
+        "large exponents": {"decay": -1.37, "way": "start", "products": "ieee"},
+        "by halves": {"decay": -1.37, "way": "halves", "products": "ieee"},
+    }
 
     def __init__(self, lines: tuple[Callable, ...] = (), show=None, **settings):
         products = {"in float32": "ieee", "in TF32, as tensor cores do": "tf32"}

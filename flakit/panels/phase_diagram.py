@@ -63,17 +63,6 @@ WORDS = Words() | {
 AGAINST = {label: name for name, label in WORDS.english["against"].items()}
 """The knobs that can be the vertical axis, by label. With "at" one token alone decays, otherwise all do."""
 
-PRESETS = {
-    "start anchor": {"scheme": "none", "against": "T"},
-    "bug A": {"scheme": "first-row", "against": "at"},
-    "bad repair": {"scheme": "previous-row-across", "against": "T"},
-    "repaired": {"scheme": "previous-row", "against": "T"},
-}
-PRESETS = {
-    label: {"tensor": ANY, "mask": RIGHT, "dtype": "float32", "chunk": 64, "T": 128, **setting}
-    for label, setting in PRESETS.items()
-}
-
 _ROWS = {
     "coarse": {
         "T": (16, 32, 48, 64, 128, 256),
@@ -100,7 +89,15 @@ class PhaseDiagram(Panel):
     name = "phase-diagram"
     on_view = ("against", "tensor", "scheme")
     main = "scheme"
-    presets = PRESETS
+    presets = {
+        label: {"tensor": ANY, "mask": RIGHT, "dtype": "float32", "chunk": 64, "T": 128, **setting}
+        for label, setting in {
+            "start anchor": {"scheme": "none", "against": "T"},
+            "bug A": {"scheme": "first-row", "against": "at"},
+            "bad repair": {"scheme": "previous-row-across", "against": "T"},
+            "repaired": {"scheme": "previous-row", "against": "T"},
+        }.items()
+    }
     readout_lines = 2
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):

@@ -49,13 +49,6 @@ WORDS = Words() | {
     "comment": "a decay must not be positive: with this one the state grows without end",
 }
 
-PRESETS = {
-    "remembers": {"profile": "constant", "decay": -0.03, "T": 16, "t": 15, "direction": "forward"},
-    "forgets": {"profile": "constant", "decay": -2.0, "T": 16, "t": 15, "direction": "forward"},
-    "backward": {"profile": "constant", "decay": -0.5, "T": 16, "t": 8, "direction": "backward"},
-    "overflows": {"profile": GROWING, "decay": -8.0, "T": 16, "t": 12, "direction": "forward"},
-}
-
 
 class Passes(Player):
     """A `Player` over both passes that stops at the end of each; the next press plays the other one.
@@ -98,7 +91,12 @@ class StateStepper(Panel):
 
     name = "state-stepper"
     on_view = ("t", "decay")
-    presets = PRESETS
+    presets = {
+        "remembers": {"profile": "constant", "decay": -0.03, "T": 16, "t": 15, "direction": "forward"},
+        "forgets": {"profile": "constant", "decay": -2.0, "T": 16, "t": 15, "direction": "forward"},
+        "backward": {"profile": "constant", "decay": -0.5, "T": 16, "t": 8, "direction": "backward"},
+        "overflows": {"profile": GROWING, "decay": -8.0, "T": 16, "t": 12, "direction": "forward"},
+    }
     readout_lines = 4
 
     def __init__(self, op: str = "rwkv6", show=None, **settings):

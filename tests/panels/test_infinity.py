@@ -11,10 +11,10 @@ from flakit.cases import infinity as case
 from flakit.figures.canvas import Cell
 from flakit.panels import infinity
 from flakit.panels.base import NARROW
-from flakit.panels.infinity import BACKWARD, FORWARD, PRESETS, STEPS, WORDS, C, _number
+from flakit.panels.infinity import BACKWARD, FORWARD, STEPS, WORDS, C, Infinity, _number
 from tests.panels.reading import on_view, pointed, printed
 
-FINE, FIRST, READ, ZERO = (preset["decay"] for preset in PRESETS.values())
+FINE, FIRST, READ, ZERO = (preset["decay"] for preset in Infinity.presets.values())
 
 
 @pytest.fixture(scope="module")
@@ -249,15 +249,15 @@ def test_play_goes_through_the_steps_and_ends_at_the_last(panel):
     assert panel.setting["step"] == play.value + 1 == len(STEPS) - 1
 
 
-@pytest.mark.parametrize("label", PRESETS)
+@pytest.mark.parametrize("label", Infinity.presets)
 def test_presets(panel, label):
-    lost = {FINE: "", FIRST: "dk dr dw", READ: "o dv dk dr dw", ZERO: "o dv dk dr dw"}[PRESETS[label]["decay"]]
-    way = case.follow(**PRESETS[label])
+    lost = {FINE: "", FIRST: "dk dr dw", READ: "o dv dk dr dw", ZERO: "o dv dk dr dw"}[Infinity.presets[label]["decay"]]
+    way = case.follow(**Infinity.presets[label])
     assert [name for name in case.TENSORS if way.lost[name]] == lost.split()
     (row,) = [child for child in panel.children if panel.player in getattr(child, "children", ())]
     (button,) = [child for child in row.children if getattr(child, "description", "") == label]
     button.click()
-    assert panel.setting["decay"] == PRESETS[label]["decay"]
+    assert panel.setting["decay"] == Infinity.presets[label]["decay"]
 
 
 @pytest.mark.parametrize("seed", [0, 7])

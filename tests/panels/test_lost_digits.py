@@ -7,7 +7,7 @@ from flakit.figures.canvas import Cell
 from flakit.instruments import workbench
 from flakit.instruments.digits import Kind
 from flakit.ops.common.dispatch import has_triton
-from flakit.panels.lost_digits import PRESETS, _traced, lost_digits
+from flakit.panels.lost_digits import LostDigits, _traced, lost_digits
 from tests.figures.test_plots import has_colour
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not has_triton(), reason="needs Triton")]
@@ -60,11 +60,11 @@ def test_lines_of_ones_own_are_run_as_they_are_written():
 
 
 def test_its_presets_were_recorded_for_machines_without_triton(monkeypatch):
-    live = {name: lost_digits(**at).text for name, at in PRESETS.items()}
+    live = {name: lost_digits(**at).text for name, at in LostDigits.presets.items()}
     monkeypatch.setattr(workbench, "has_triton", lambda: False)
     monkeypatch.setattr(workbench, "tl", None)
     _traced.cache_clear()
-    for name, at in PRESETS.items():
+    for name, at in LostDigits.presets.items():
         assert lost_digits(**at).text == live[name] + " There is no Triton here: this is a recording.", name
     panel = lost_digits(products="tf32")
     panel.knobs["decay"].value = -1.0
