@@ -89,8 +89,8 @@ class DecayFigure:
             self.canvas.stale()
         self._where.set_text(where)
 
-    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
-        return self.canvas.axes(*(x / 100 for x in (left, top, width, height)))
+    def _axes(self, left: float, top: float, width: float, height: float, **how) -> Axes:
+        return self.canvas.axes(*(x / 100 for x in (left, top, width, height)), **how)
 
     def _chunk(self) -> None:
         layout = self.layout
@@ -119,8 +119,7 @@ class DecayFigure:
     def _onset(self) -> None:
         layout, rows = self.layout, np.arange(len(self.tensors))
         left, top, width = layout.overview
-        self._overview = ax = self._axes(left, top, width, 9)
-        ax.spines[:].set_visible(True)
+        self._overview = ax = self._axes(left, top, width, 9, framed=True)
         ax.set(xscale="log", xlim=(_WEAKEST, _STRONGEST), ylim=(0, 1), yticks=[])
         ax.minorticks_off()
         ax.set_xticks([0.1, 1, 10, 100], map(style.power, range(-1, 3)))
@@ -129,8 +128,7 @@ class DecayFigure:
         self._part = ax.axvspan(1, 2, facecolor=style.YELLOW, linewidth=0, zorder=1)
         (self._here,) = ax.plot([1, 1], [-0.25, 1.25], color=style.BLACK, clip_on=False, zorder=5)
 
-        self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1])
-        ax.spines[:].set_visible(True)
+        self._zoom = ax = self._axes(left, layout.zoom[0], width, layout.zoom[1], framed=True)
         ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
         name_rows(ax, self.tensors)
         ax.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))

@@ -64,9 +64,7 @@ class GradientFigure:
         with style.context():
             self._title = self.canvas.text(0.1, 0.05, va="top", fontsize=10.5, fontweight="bold")
             self._where = self.canvas.text(0.1, 0.26, va="top", fontsize=9)
-            ax = self.canvas.axes(*dots)
-            ax.spines[:].set_visible(True)
-            self._draw_dots(ax)
+            self._draw_dots(self.canvas.axes(*dots, framed=True))
             handles = [*(self._dots[name] for name in self.series), self._rounding]
             words = [*series.values(), WORDS["rounding"][self.wide]]
             self.canvas.legend(

@@ -89,10 +89,8 @@ class Stepper:
     # Drawn once.
 
     def _axes(self, left: float, bottom: float, width: float, height: float):
-        across, up = self._width, self._places.height
-        ax = self.canvas.figure.add_axes((left / across, bottom / up, width / across, height / up))
-        ax.set(xticks=[], yticks=[])
-        return ax
+        top = self._places.height - bottom - height
+        return self.canvas.axes(left, top, width, height, xticks=[], yticks=[])
 
     def _text(self, x: float, y: float, text: str, **kwargs):
         place = {"ha": "center", "va": "center", "fontsize": 9.5 if self.wide else 9}
@@ -196,9 +194,8 @@ class Stepper:
         )  # fmt: skip
 
     def _draw_sizes(self, ax) -> None:
-        _, label = self.scene.followed[self.which]
         ax.spines[:].set_visible(True)
-        ax.set_title(say(label), fontsize=9, pad=3)
+        ax.set_title(say(self.scene.followed[self.which][1]), fontsize=9, pad=3)
         ax.set(xlabel=WORDS["t"], ylabel=WORDS["size"])
         ax.xaxis.labelpad = 1
         ax.yaxis.set_label_coords(-50 / ax.bbox.width, 0.5)
