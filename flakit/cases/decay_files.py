@@ -149,28 +149,18 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     for name, about in header.items():
         if name == "__metadata__":
             continue
-        if not _describes(about):
+        match about:
+            case {"dtype": str(kind), "shape": [*shape], "data_offsets": [start, end]}:
+                valid = all(type(n) is int and n >= 0 for n in (*shape, start, end))
+            case _:
+                valid = False
+        if not valid:
             raise _refused(path, f"of {name!r} expected dtype, shape and data_offsets, got {shown(about)}")
-        dtype, shape, (start, end) = _SAFETENSORS.get(about["dtype"]), about["shape"], about["data_offsets"]
+        dtype = _SAFETENSORS.get(kind)
         if dtype is None:
-            raise ValueError(f"w[{name!r}]: expected one of {', '.join(_SAFETENSORS)}, got {about['dtype']}")
+            raise ValueError(f"w[{name!r}]: expected one of {', '.join(_SAFETENSORS)}, got {kind}")
         size, body = math.prod(shape) * dtype.itemsize, data[8 + length + start : 8 + length + end]
         if not len(body) == end - start == size:
             raise ValueError(f"w[{name!r}]: expected {size} bytes for {shape}, got {len(body)}")
         tensors[name] = (torch.frombuffer(bytearray(body), dtype=dtype) if body else torch.empty(0)).reshape(shape)
     return tensors
-
-
-def _describes(about: object) -> bool:
-    """Return whether an entry of a safetensors header is valid: dtype, shape, and data_offsets of two numbers."""
-
-    def counts(x: object) -> bool:
-        return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
-
-    return (
-        isinstance(about, dict)
-        and isinstance(about.get("dtype"), str)
-        and counts(about.get("shape"))
-        and counts(about.get("data_offsets"))
-        and len(about["data_offsets"]) == 2
-    )
