@@ -288,14 +288,10 @@ def _call(subject: Subject, s: Setting, states: str = "") -> str:
     return f"{'adapter(function, ' if subject.adapted else 'function('}{', '.join([*arguments, *options])})"
 
 
-def _tuple(names: Iterable[str]) -> str:
-    names = list(names)
-    return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else ""
-
-
-def _listed(each: Iterable[str]) -> str:
-    each = list(each)
-    return each[0] if len(each) == 1 else f"[{', '.join(each)}]"
+def _together(texts: Iterable[str], brackets: str = "()") -> str:
+    """Return texts separated by commas, in brackets if there are several."""
+    texts = list(texts)
+    return f"{brackets[0]}{', '.join(texts)}{brackets[1]}" if len(texts) > 1 else "".join(texts)
 
 
 def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
@@ -305,7 +301,7 @@ def _kernel(subject: Subject, s: Setting) -> Iterator[str]:
     yield f"given = [{_arguments(op, s)}]"
     yield ""
     yield f"def kernel({_arguments(op, s)}):"
-    call = _call(subject, s, _tuple(_initial(op, s)))
+    call = _call(subject, s, _together(_initial(op, s)))
     if not s.final_state and o:
         yield f"    return [{call}{o}]"
     else:
@@ -339,7 +335,7 @@ def _right(op: Operator, s: Setting, states: bool, on: str) -> Iterator[str]:
     yield "    for t in range(ends[n], ends[n + 1]):"
     yield indent(formula, 8 * " ")
     if states:
-        yield f"    last.append({_tuple(short(op))})"
+        yield f"    last.append({_together(short(op))})"
 
 
 def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
@@ -347,7 +343,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
     reference = op.reference
     options = {"scale": repr(scale), "output_final_state": "True" if op.states else None}
     if s.initial_state:
-        options["initial_state"] = _tuple(
+        options["initial_state"] = _together(
             _initial(op, s) if s.lengths is None else map("{}[n : n + 1]".format, _initial(op, s))
         )
     options |= {name: repr(x) for name, x in op.constants.items()}
@@ -357,7 +353,7 @@ def _by_reference(op: Operator, s: Setting, scale: float) -> Iterator[str]:
     rows = [f"{name}{part if name in op.sequences else ''}" for name in op.tensors]
     arguments = [f"{name}={row}" if by_name else row for name, row in zip(op.tensors, rows, strict=True)]
     call = f"naive({', '.join([*arguments, *(f'{name}={x}' for name, x in options.items())])})"
-    names = _tuple(short(op))
+    names = _together(short(op))
     read = {"tensor": "o = {}", "tuple": "o, " + (names or "*_") + " = {}"}.get(reference.style)
     if read is None:
         read = f"out = {{}}\no, {names} = out.o, out.final_state" if names else "o = {}.o"
@@ -400,16 +396,16 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
         at = inputs.index(name[1:]) if name[1:] in inputs else 0
         name, leaf = f"d{inputs[at]}", arguments.split(", ")[at]
         wanted = {"o": [0], "both": range(1 + len(op.states)), "state": range(1, 1 + len(op.states))}[s.loss]
-        arriving = _listed(["do", *(f"d{state}" for state in short(op))][n] for n in wanted)
+        arriving = _together((["do", *(f"d{state}" for state in short(op))][n] for n in wanted), "[]")
         yield from _arriving(op, s, on)
     if check is memoised:
         yield "now = ends.clone()"
         yield f"ends.copy_(torch.tensor([0, {', '.join(map(str, (s.lengths or ())[::-1]))}]).cumsum(0))"
-        yield _call(subject, s, _tuple(_initial(op, s)))
+        yield _call(subject, s, _together(_initial(op, s)))
         yield "ends.copy_(now)"
     if s.cut is None:
         o, state = _OUTPUTS[subject.style]
-        call = _call(subject, s, _tuple(_initial(op, s)))
+        call = _call(subject, s, _together(_initial(op, s)))
         if s.slices is not None:
             rows = ", ".join(op.sequences)
             yield f"whole = {rows}"
@@ -424,7 +420,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     else:
         yield from _pieces(subject, s)
         returned = ["o", *(["state"] if len(op.states) == 1 else [f"state[{n}]" for n in range(len(op.states))])]
-    got = _listed(returned[n] for n in wanted)
+    got = _together((returned[n] for n in wanted), "[]")
     unused = ", allow_unused=True" if finding.kind == "no gradient" else ""
     if s.again and not is_output:
         yield f"torch.autograd.grad({got}, {leaf}, {arriving}, retain_graph=True)"
@@ -445,7 +441,7 @@ def _compared(subject: Subject, s: Setting, finding: Finding, check: Callable, d
     read = "torch.stack(o, 1)" if op.formula else "o"
     if s.padding:
         read = f"torch.nn.functional.pad({read}, (0, 0, 0, 0, 0, {s.padding}))"
-    true = _listed([read, *last][n] for n in wanted)
+    true = _together(([read, *last][n] for n in wanted), "[]")
     if not is_output:
         true = f"torch.autograd.grad({true}, {leaf}, {arriving}, materialize_grads=True)[0]"
     yield f"true = {true}"
@@ -481,7 +477,7 @@ def _pieces(subject: Subject, s: Setting) -> Iterator[str]:
     op = subject.op
     o, state = _OUTPUTS[subject.style]
     rows = ", ".join(op.sequences)
-    yield f"state, parts, whole = {_tuple(_initial(op, s)) or None}, [], ({rows})"
+    yield f"state, parts, whole = {_together(_initial(op, s)) or None}, [], ({rows})"
     yield f"for part in (slice({s.cut}), slice({s.cut}, None)):"
     yield f"    {rows} = (y[:, part].contiguous() for y in whole)"
     yield f"    out = {_call(subject, s, 'state')}"
