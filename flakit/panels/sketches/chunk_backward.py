@@ -96,9 +96,8 @@ print("pairs that pass:", shown.count({t}), " their sum, dw:", shown.dw({t}))
         self._frame = Rectangle((0, 0), 0, 0, fill=False, edgecolor=style.BLACK, linewidth=2.5, zorder=4)
         self.canvas.moving(self._maps["pairs"].ax.add_patch(self._frame))
         start = left + side + 1.15
-        ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side))
+        ax = whole_ticks(self.canvas.axes(start, 0.28, width - start - 0.2, side, title=self.words["bars"]))
         ax.axhline(0, color=style.GREY, linewidth=0.8)
-        ax.set_title(self.words["bars"], fontsize=9.5)
         sums = PassingShown(0, _pairs().numpy()).sums
         low, high = min(0, *sums), max(0, *sums)
         ax.set(xlabel=self.words["token"], xlim=(-0.6, _TOKENS - 0.4), ylim=(1.15 * low - 0.05, 1.15 * high + 0.05))

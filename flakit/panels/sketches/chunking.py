@@ -163,8 +163,7 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
             "inter": {"facecolor": style.YELLOW, "edgecolor": style.GREY, "hatch": "..."},
             "itself": {"facecolor": style.INDIGO},
         }
-        ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY)
-        ax.spines[:].set_visible(True)
+        ax = self.canvas.axes(0.6, 0.12, side, side, facecolor=style.EMPTY, framed=True)
         ax.set(xlabel=self.words["wrote"], ylabel=self.words["reads"], xlim=(-0.5, _T - 0.5), ylim=(_T - 0.5, -0.5))
         pairs = whole_ticks(ax)
         for name, look in looks.items():
@@ -178,10 +177,8 @@ print("steps", T // chunk, "pairs inside chunks", (inside != 0).sum().item())
             self._bars[name] = LabelledBars(self.canvas, ax, name, [colour], thick=0.8, size=10, gap=0.012)
         handles = [Patch(label=self.words[name], linewidth=0, **look) for name, look in looks.items()]
         handles.append(style.swatch(style.EMPTY, self.words["future"]))
-        self.canvas.figure.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=((left - 0.1) / width, 1 - 1.5 / height),
-            ncols=2 if width > 8 else 1, labelspacing=0.4,
-        )  # fmt: skip
+        look = {"loc": "upper left", "borderaxespad": 0.5, "labelspacing": 0.4}
+        self.canvas.legend(*handles, at=(left - 0.1, 1.5), ncols=2 if width > 8 else 1, **look)
         self.canvas.pointable("pairs of tokens", pairs, _T, _T)
 
     def update(self, shown: ChunksShown) -> None:

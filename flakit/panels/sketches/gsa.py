@@ -194,9 +194,11 @@ for more in range(1, 41):
         self.canvas = Canvas(width, height)
         across = 0.4 * (width - left - gap - 0.15)
         rest = width - left - gap - 0.15 - across
-        curve = self.canvas.axes(left, 0.32, across, 1.55, title=self.words["curve"], xlabel=say("f"))
-        ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.55, title=self.words["left"], xlabel=self.words["x"])
-        ax.set(xlim=(-0.5, _MORE - 0.5), ylim=(0, 1.02), yticks=(0, 0.5, 1))
+        curve = self.canvas.axes(left, 0.32, across, 1.55)
+        curve.set(title=self.words["curve"], xlabel=say("f"))
+        ax = self.canvas.axes(left + across + gap, 0.32, rest, 1.55)
+        ax.set(title=self.words["left"], xlabel=self.words["x"], xlim=(-0.5, _MORE - 0.5))
+        ax.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
         ticks = [1, *range(10, _MORE + 1, 10)]
         ax.set_xticks([n - 1 for n in ticks], ticks)
         ax.axhline(0.5, color=style.GREY, linewidth=1, linestyle=(0, (4, 2)), zorder=0)

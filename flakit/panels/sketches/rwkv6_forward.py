@@ -91,8 +91,8 @@ print("output", (KEYS @ query) @ VALUES)
         self._bars, self._texts = {}, {}
         top, plane = height - 0.5 - 1.72, 1.72
         rest = width - 0.4 - plane - 0.8 - 0.85 - 0.2
-        ax = self.canvas.axes(0.4, top, plane, plane, title=self.words["plane"])
-        ax.set(xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+        ax = self.canvas.axes(0.4, top, plane, plane)
+        ax.set(title=self.words["plane"], xlim=(-2.1, 2.1), ylim=(-2.1, 2.1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.axhline(0, color=style.EMPTY, zorder=0)
         ax.axvline(0, color=style.EMPTY, zorder=0)
         arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}

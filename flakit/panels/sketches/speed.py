@@ -303,15 +303,13 @@ print("hold a steep gate:", held, "computed the slow way:", held[{by}])
         height, heads, chunks = 2.75, _row()["H"], _row()["T"] // _CHUNK
         self.canvas = Canvas(width, height)
         right = 3.3 if width > 8 else 2.5
-        ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92, facecolor=style.FINITE)
+        ax = self.canvas.axes(0.55, 0.38, width - 0.55 - right, height - 0.92, facecolor=style.FINITE, framed=True)
         ax.set(xlabel=self.words.say("x", tokens=_CHUNK), xlim=(-0.5, chunks - 0.5))
         ax.set(ylabel=self.words["y"], ylim=(heads - 0.5, -0.5), yticks=[0, heads - 1])
-        ax.spines[:].set_visible(True)
         self._slow = Marked(self.canvas, ax, facecolor=style.SKY)
         self._steep = Marked(self.canvas, ax, facecolor=style.BLACK, zorder=3)
         handles = [style.swatch(style.BLACK, self.words["steep"]), style.swatch(style.SKY, self.words["slow"])]
-        at = (0.5 / width, 1.0)
-        self.canvas.figure.legend(handles=handles, loc="upper left", bbox_to_anchor=at, ncols=2, handlelength=1.4)
+        self.canvas.legend(*handles, at=(0.5, 0), loc="upper left", borderaxespad=0.5, handlelength=1.4)
         bars = self.canvas.axes(width - right + 1.1, 0.38, right - 1.85, height - 0.92)
         name_rows(bars, self.words["bars"])
         self._bars = LabelledBars(self.canvas, bars, "shares", [style.BLACK] * 3 + [style.SKY], gap=0.04)
