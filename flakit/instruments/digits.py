@@ -447,7 +447,8 @@ class Digits(Report):
         for x in self.losses:
             at = f"{list(x.index)}" + (f" of program {x.program}" if x.program is not None else "")
             errors = f"{number(x.inside)} → {number(x.out)} at {at}"
-            rows.append((x.place.short, Text(f"{x.lost:.1f}", _colour(x.lost)), errors, x.place.code(48)))
+            colour = "red" if x.lost >= 3 else "yellow" if x.lost >= 1.5 else "green"
+            rows.append((x.place.short, Text(f"{x.lost:.1f}", colour), errors, x.place.code(48)))
         each = "each interpreted line" if any(x.store for x in self.outputs) else "each line"
         title = f"Digits that {each} lost, the worst tile of each (error of its worst lane over the tile's RMS)"
         yield from section(title, rows, "that lost less")
@@ -479,9 +480,12 @@ def _told(finding: Finding) -> Iterator:
         backward = f", in its backward pass ({line.place.backward})" if line.place.backward else ""
         rows = place_rows(line.place, f"{where}{line.place.short}{backward}")
         index = f"lane {list(blame.index)} of {line.dtype} {list(blame.shape)}"
+        lost = "every digit"
+        if blame.gain < math.inf:
+            lost = f"{math.log10(max(blame.gain, 1.0)):.1f} digits lost"
         rows += [
             ("worst lane", f"{index}: computed {_exactly(blame.computed)}, exact {_exactly(blame.true)}"),
-            ("error", f"{number(blame.inside)} in, {number(blame.out)} out: {_lost(blame)}"),
+            ("error", f"{number(blame.inside)} in, {number(blame.out)} out: {lost}"),
         ]
         if line.absorbed:
             rows += [("vanished", f"{line.absorbed} addends left their sums as they were")]
@@ -496,12 +500,6 @@ def _told(finding: Finding) -> Iterator:
     yield grid(rows, bold="line")
 
 
-def _lost(blame: Blame) -> str:
-    if not blame.gain < math.inf:
-        return "every digit"
-    return f"{math.log10(max(blame.gain, 1.0)):.1f} digits lost"
-
-
 def _digits(error: float, unit: bool = True) -> str:
     count = right(error)
     words = "all" if count == math.inf else f"{count:.1f}"
@@ -514,10 +512,6 @@ def _named(x: Output) -> str:
 
 def _exactly(x: float) -> str:
     return f"{x:.9g}"
-
-
-def _colour(lost: float) -> str:
-    return "red" if lost >= 3 else "yellow" if lost >= 1.5 else "green"
 
 
 def _weight(line: Line, blamed: set[int]) -> tuple:

@@ -554,7 +554,9 @@ class Trace(Report):
         tile = site.first
         yield Text(f"First non-finite tile: {site.words}", style="bold red")
         rows = place_rows(site.place, _where(site))
-        rows += [("operation", site.operation + (f" of {site.into}" if site.into else "")), ("lanes", _lanes(tile))]
+        index = f", first at {list(tile.index)}" if tile.index else ""
+        lanes = f"{tile.bad} of {tile.size} of {tile.dtype} {list(tile.shape)}{index}"
+        rows += [("operation", site.operation + (f" of {site.into}" if site.into else "")), ("lanes", lanes)]
         rows += [("operand", f"{x.name}: {x}") for x in tile.operands]
         rows += [("later", site.fate)] if site.fate else []
         yield grid(rows, bold="line")
@@ -657,11 +659,6 @@ def _where(site: Site) -> str:
     if place.kernel:
         return f"kernel {place.kernel}, program {tile.program}, {place.short}"
     return f"{place.short}" + (f", in its backward pass ({place.backward})" if place.backward else "")
-
-
-def _lanes(tile: Tile) -> str:
-    index = f", first at {list(tile.index)}" if tile.index else ""
-    return f"{tile.bad} of {tile.size} of {tile.dtype} {list(tile.shape)}{index}"
 
 
 def _short(site: Site) -> str:
