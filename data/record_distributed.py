@@ -26,10 +26,8 @@ LARGE = {
     "mixer": "rwkv7", "dim": 1024, "layers": 12, "head_size": 64, "T": 2048, "size": 16, "steps": 30, "lr": 1e-3,
     "dtype": "bfloat16", "device": "cuda", "watch_every": 20, "save_every": 10,
 }  # fmt: skip
-SMALL = {
-    "mixer": "rwkv7", "dim": 16, "layers": 1, "head_size": 8, "T": 16, "size": 4, "steps": 24, "lr": 1e-2,
-    "dtype": "bfloat16", "device": "cpu", "watch_every": 0, "save_every": 4,
-}  # fmt: skip
+SMALL = LARGE | {"dim": 16, "layers": 1, "head_size": 8, "T": 16, "size": 4, "steps": 24, "lr": 1e-2}
+SMALL |= {"device": "cpu", "watch_every": 0, "save_every": 4}
 RUNS = {
     "1": (1, {"accumulation": 2}),
     "2, ddp": (2, {}),

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,31 +265,27 @@ def alike(got: dict, original: dict) -> dict:
 def timed(net: nn.Module, tokens: Tensor, size: Size) -> dict[str, float]:
     """Return the milliseconds of a step among others, of issuing one to an idle GPU and of a generation; a step's peak
     in GiB."""
-    on_gpu = tokens.is_cuda
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
-    for _ in range(3):
-        train_step(net, tokens)
+    wait = torch.cuda.synchronize if tokens.is_cuda else lambda: None
+
+    def seconds(call: Callable, done: Callable = wait) -> float:
+        wait()
+        start = time.perf_counter()
+        call()
+        done()
+        return time.perf_counter() - start
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            train_step(net, tokens)
+
+    steps(3)
     wait()
-    if on_gpu:
+    if tokens.is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    for _ in range(size.steps):
-        train_step(net, tokens)
-    wait()
-    whole = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated() if on_gpu else 0
-    issuing, generating = [], []
-    for _ in range(size.steps):
-        wait()
-        start = time.perf_counter()
-        train_step(net, tokens)
-        issuing.append(time.perf_counter() - start)
-    for _ in range(3):
-        wait()
-        start = time.perf_counter()
-        generate(net, tokens, size)
-        wait()
-        generating.append(time.perf_counter() - start)
+    whole = seconds(lambda: steps(size.steps))
+    peak = torch.cuda.max_memory_allocated() if tokens.is_cuda else 0
+    issuing = [seconds(lambda: steps(1), done=lambda: None) for _ in range(size.steps)]
+    generating = [seconds(lambda: generate(net, tokens, size)) for _ in range(3)]
     return {
         "step_ms": 1e3 * whole / size.steps,
         "host_ms": 1e3 * statistics.median(issuing),

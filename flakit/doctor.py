@@ -252,24 +252,19 @@ def launch_rows(devices: Sequence[Chip]) -> Iterator[Finding]:
             meta, tuned = read_rows(place) if len(devices) == 1 else ({}, {})
         except ValueError as error:
             yield Finding("launch table", BROKEN, str(error), f"remove {place}, or make it anew: flakit tune")
-        else:
-            several = f"{device.name}, beside GPUs of another kind: " if len(devices) > 1 else ""
-            yield _rows_of(device, several, place, meta, tuned)
-
-
-def _rows_of(device: Chip, several: str, place: Path, meta: Mapping, tuned: Mapping) -> Finding:
-    known = [key for key in tuned if key in TABLE]
-    says = []
-    if tuned:
-        says.append(f"{len(known)} rows of {place}, tuned on {meta.get('device')}, {meta.get('date')}")
+            continue
+        several = f"{device.name}, beside GPUs of another kind: " if len(devices) > 1 else ""
+        known, says = [key for key in tuned if key in TABLE], []
+        if tuned:
+            says.append(f"{len(known)} rows of {place}, tuned on {meta.get('device')}, {meta.get('date')}")
         if len(known) < len(tuned):
             says.append(f"{len(tuned) - len(known)} there are of kernels that flakit no longer has")
-    left = len(TABLE) - len(known)
-    if left:
-        says.append(f"{'the other' if known else 'all'} {left} rows are those built in, {_seen(device)}")
-    unseen = left and device.capability not in RUN_ON
-    cure = "flakit tune tries rows on this GPU and writes the best" if unseen else ""
-    return Finding("launch table", NOTE if unseen else OK, several + "; ".join(says), cure)
+        left = len(TABLE) - len(known)
+        if left:
+            says.append(f"{'the other' if known else 'all'} {left} rows are those built in, {_seen(device)}")
+        unseen = left and device.capability not in RUN_ON
+        cure = "flakit tune tries rows on this GPU and writes the best" if unseen else ""
+        yield Finding("launch table", NOTE if unseen else OK, several + "; ".join(says), cure)
 
 
 def _seen(device: Chip) -> str:

@@ -69,13 +69,12 @@ def audit(
         words = str(error) if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {error}"
         raise failure("audit", words) from None
     console.print(report)
+    if show and html is None:
+        html = Path(tempfile.mkdtemp()) / "audit.html"
     for path, write in ((json, report.write_json), (html, report.write_html), (repros, report.write_repros)):
         if path is not None:
             write(path)
     if show:
-        if html is None:
-            html = Path(tempfile.mkdtemp()) / "audit.html"
-            report.write_html(html)
         opened = webbrowser.open(html.resolve().as_uri())
         errors.print(f"{'opened' if opened else 'no browser was found to open'} {html}", highlight=False)
     raise typer.Exit(not report.passed)
