@@ -136,17 +136,13 @@ def scale(x: Examiner, setting: Setting) -> Finding:
         return Finding(setting, "fine", "o", finding.figure, finding.allowed, finding.words)
     o = ran.values["o"]
     assert o is not None  # it is wrong, so it exists
-    factor, rest = _ratio(o, truth.values["o"])
-    words = f"o is {factor:.4g} times what it should be, {rest:.0e} of it unexplained"
+    got, true = o.double().flatten(), truth.values["o"].flatten()
+    factor = (true @ got) / (true @ true)
+    rest = ((got - factor * true).norm() / got.norm()).item()
+    words = f"o is {factor.item():.4g} times what it should be, {rest:.0e} of it unexplained"
     if rest > 0.01:
         words = finding.words
     return Finding(setting, "wrong", "o", finding.figure, finding.allowed, words)
-
-
-def _ratio(got: Tensor, true: Tensor) -> tuple[float, float]:
-    y, x = got.double().flatten(), true.flatten()
-    factor = (x @ y) / (x @ x)
-    return factor.item(), ((y - factor * x).norm() / y.norm()).item()
 
 
 def causal(x: Examiner, setting: Setting) -> Finding:

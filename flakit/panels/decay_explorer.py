@@ -152,7 +152,12 @@ class DecayExplorer(Panel):
         index = _chunk_shown(shown, OPERATORS[op].decay, chunk, at if spike != NONE else 0)
         exact = truth(op, x, recurrence=False)
         onsets = _onsets(op, T, scheme, chunk, mask, None if spike == NONE else at, dtype, seed)
-        self._stop_around(onsets, spike)
+        # The slider whose decay the onsets are values of gets stops on both sides of each.
+        spans = [[x for x in onset if x is not None] for onset in onsets.values()]
+        stops = {-x for x in around(filter(None, spans), (1.0005, 1.008), (1.01, 1.02))}
+        with self.held():
+            self.knobs["decay"].dense(stops if spike == NONE else ())
+            self.knobs["spike"].dense(stops if spike != NONE else ())
         exponents = anchor.exponents(x, scheme, op=op, query=query, chunk=chunk, mask=mode(mask), index=index)
         limit = _limit(scheme, chunk, number_format)
         return {
@@ -167,14 +172,6 @@ class DecayExplorer(Panel):
             "errors": {name: compare(got, exact[name]) for name, got in shown.items()},
             "onsets": onsets,
         }
-
-    def _stop_around(self, onsets: dict[str, Onset], spike: float | str) -> None:
-        """Add stops on both sides of each onset to the slider whose decay the onsets are values of."""
-        spans = [[x for x in onset if x is not None] for onset in onsets.values()]
-        stops = {-x for x in around(filter(None, spans), (1.0005, 1.008), (1.01, 1.02))}
-        with self.held():
-            self.knobs["decay"].dense(stops if spike == NONE else ())
-            self.knobs["spike"].dense(stops if spike != NONE else ())
 
     def draw(self, result, *, op, query, decay, T, scheme, chunk, mask, spike, at, dtype, **_):
         first, anchors = result["index"] * chunk, anchor.SCHEMES[scheme]

@@ -107,7 +107,9 @@ class KernelTrace(WorkbenchPanel):
             decay=decay, line=site.place.line, code=site.place.code(), what=tile.what, bad=tile.bad, size=tile.size,
             token=tile.index[0] if tile.index else 0, program=tile.program[0],
         )  # fmt: skip
-        return text + _fate(result) + recorded
+        into = {store.into for site in result.roots for store in site.stores}
+        fate = WORDS.say("reached", into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
+        return text + fate + recorded
 
     def arithmetic(self, result: Trace, cell: Cell, *, decay, **_) -> str | None:
         if cell.map == "tile":
@@ -132,12 +134,6 @@ made = workbench.run({literal(decay)}, way={"start" if way == YOURS else way!r})
 print(made)
 print(made.trace)
 """
-
-
-def _fate(trace: Trace) -> str:
-    """Return a sentence on which stored results the non-finite values reached."""
-    into = {store.into for site in trace.roots for store in site.stores}
-    return WORDS.say("reached", into=say(" and ").join(sorted(into))) if into else WORDS["dropped"]
 
 
 def _lane(trace: Trace, cell: Cell) -> str:
