@@ -206,18 +206,17 @@ def inputs(
     return x
 
 
-def onset(
-    T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, highest: float = 100.0, **options
-) -> float:
+@lru_cache(maxsize=512)
+def onset(T: int, form: str = "chunk", *, op: str = "gsa", tolerance: float = 1e-3, **options) -> float:
     """Measure what `law` predicts: the uniform |g| from which the key's gradient is non-finite, ± tolerance; inf if
-    none up to `highest`. options: backend, chunk and block as in `run`."""
+    none up to 10^4. options: backend, chunk and block as in `run`."""
     x = inputs(T, -1.0, op=op, K=4, M=4)
     decay, name = OPERATORS[op].decay, KEY_GRADIENT[op]
 
     def finite(size: float) -> dict[str, bool]:
         return {name: bool(run({**x, decay: x[decay] * size}, form, op=op, **options)[name].isfinite().all())}
 
-    return search(finite, near=[law(T, form, **options)], tolerance=tolerance, highest=highest)[name]
+    return search(finite, near=[law(T, form, **options)], tolerance=tolerance, highest=1e4)[name]
 
 
 class Clamp(NamedTuple):
@@ -263,11 +262,6 @@ RECORDED = {
 
 24000 is a multiple of 64: this fault explains a run at "24K" only if its real length was not.
 """
-
-
-@lru_cache(maxsize=512)
-def _onset(T: int, form: str, op: str, **sizes) -> float:
-    return onset(T, form, op=op, highest=1e4, **sizes)
 
 
 def _lost(
@@ -333,7 +327,7 @@ def show(
     sizes = {"chunk": chunk, "block": block}
     x = inputs(T, gate, op=op, uneven=uneven)
     results, right = (run(x, each, op=op, **sizes) for each in (form, "right"))
-    begins = _onset(T, form, op, **sizes)
+    begins = onset(T, form, op=op, **sizes)
     rows = [
         _lost(x, results, gate, math.nan, form, op, **sizes),
         Row(f"T = {T}: |g| at which it begins", math.nan, law(T, form, **sizes), begins),
