@@ -111,10 +111,10 @@ class DecayFigure:
         """Add marks at a map's edge that point at rows (at columns for the key's exponents) too few to be seen."""
         look = {"linestyle": "", "color": style.BROKEN, "markersize": 4.5, "clip_on": False, "zorder": 6}
         if name == "key":
-            line, edge = ax.plot([], [], marker="v", transform=ax.get_xaxis_transform(), **look), 4 / ax.bbox.height
+            mark, transform, length = "v", ax.get_xaxis_transform(), ax.bbox.height
         else:
-            line, edge = ax.plot([], [], marker="<", transform=ax.get_yaxis_transform(), **look), 4 / ax.bbox.width
-        self._flags[name] = *self.canvas.moving(*line), 1 + edge
+            mark, transform, length = "<", ax.get_yaxis_transform(), ax.bbox.width
+        self._flags[name] = self.canvas.line(ax, mark, transform=transform, **look), 1 + 4 / length
 
     def _onset(self) -> None:
         layout, rows = self.layout, np.arange(len(self.tensors))
@@ -136,11 +136,11 @@ class DecayFigure:
         (self._law,) = ax.plot([], [], "|", color=style.BLACK, markersize=13, markeredgewidth=2, zorder=4)
         (self._measured,) = ax.plot([], [], "o", color=style.BLUE, markersize=5, zorder=3)
         self._now = ax.axvline(1, color=style.BLACK, zorder=5)
-        (self._aside,) = ax.plot([], [], linestyle="", color=style.BLACK, markersize=8, zorder=5, clip_on=False)
+        self._aside = self.canvas.line(ax, linestyle="", color=style.BLACK, markersize=8, zorder=5, clip_on=False)
         self._funnel = [Line2D([0, 0], [0, 0], color=style.GREY, linewidth=0.8) for _ in range(2)]
         for line in self._funnel:
             self.canvas.figure.add_artist(line)
-        self.canvas.moving(self._here, self._now, self._aside)
+        self.canvas.moving(self._here, self._now)
         self._onset_words(rows)
         CellGrid(self.canvas, ax, "onset", len(rows), 1)
 

@@ -97,12 +97,11 @@ class GradientFigure:
         self.canvas.moving(self._rounding)
         self._dots = {}
         for name, look in zip(self.series, _LOOKS, strict=False):
-            (self._dots[name],) = ax.plot(
-                [], [], color=look["color"], marker=look["marker"], linestyle="none", markersize=5.5,
-                markerfacecolor=look["color"] if look["marker"] != "s" else "white", markeredgewidth=1.6, zorder=3,
+            face = look["color"] if look["marker"] != "s" else "white"
+            self._dots[name] = self.canvas.line(
+                ax, **look | {"linestyle": "none"}, markersize=5.5, markerfacecolor=face, markeredgewidth=1.6, zorder=3,
                 clip_on=False,
             )  # fmt: skip
-            self.canvas.moving(self._dots[name])
         CellGrid(self.canvas, ax, ERRORS, len(rows) * len(self.series), 1)
 
     def lane(self, row: int) -> tuple[str, str]:
@@ -154,14 +153,13 @@ class _Plot:
         self._note = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center", color=style.GREY)
         self._bad = ax.add_patch(Rectangle((0, 0.9), 1, 0.1, transform=ax.transAxes, linewidth=0, **style.INF))
         self._now = ax.axvline(0, color=style.BLACK, linestyle=(0, (2, 1)), linewidth=1.2, zorder=1)
+        canvas.labels(self._title, ax.xaxis, ax.yaxis)
+        canvas.moving(self._note, self._bad, self._now)
         self._lines, self._marks = {}, {}
         for name, look in zip(series, _LOOKS, strict=False):
-            (self._lines[name],) = ax.plot([], [], **look, markersize=5, zorder=3)
-            (self._marks[name],) = ax.plot(
-                [], [], color=look["color"], marker="x", linestyle="none", markersize=6, markeredgewidth=1.6, zorder=4
-            )
-        canvas.labels(self._title, ax.xaxis, ax.yaxis)
-        canvas.moving(self._note, self._bad, self._now, *self._lines.values(), *self._marks.values())
+            self._lines[name] = canvas.line(ax, **look, markersize=5, zorder=3)
+            cross = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
+            self._marks[name] = canvas.line(ax, color=look["color"], linestyle="none", **cross, zorder=4)
 
     def update(self, shown: Curves) -> None:
         about = f"{shown.title} ({shown.setting})" if self._wide and shown.setting else shown.title

@@ -74,7 +74,7 @@ class Picture(Drawing):
         ax = self.canvas.axes(at, top, strip, high, xticks=[], yticks=[])
         self._alone = HeatMap(self.canvas, ax, cmap=style.SIGNED, vmin=-_END, vmax=_END, name="alone")
         mark = {"color": style.BROKEN, "markersize": 8, "linewidth": 0, "clip_on": False, "zorder": 8}
-        (self._arrows["alone"],) = ax.plot([], [], ">", **mark)
+        self._arrows["alone"] = self.canvas.line(ax, ">", **mark)
         at += strip + 0.04
         titles = {**WORDS, "read": WORDS["read"][False]}
         scales = {"read": signed(_END), "key": signed(_END), "weights": powers(-20, 0)}
@@ -83,10 +83,9 @@ class Picture(Drawing):
             left=at, top=top, size=(side, high), gap=gap + 0.1, columns=say("key j"), labels=False,
         )  # fmt: skip
         for name, heat in self._maps.items():
-            (self._arrows[name],) = heat.ax.plot([], [], "<", **mark)
+            self._arrows[name] = self.canvas.line(heat.ax, "<", **mark)
         at = self._maps.right + gap + 0.1
         self._draw_lost(self.canvas.axes(at, top, last, high, title=WORDS["lost"], size=9, pad=4, xticks=[], yticks=[]))
-        self.canvas.moving(*self._arrows.values())
 
     def _draw_sums(self, ax) -> None:
         self._sums = whole_ticks(ax)

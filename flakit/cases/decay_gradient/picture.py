@@ -83,8 +83,7 @@ class Picture(Drawing):
             ax.tick_params(labelbottom=n == 2)
             self._titles[name] = ax.text(0, 1.06, "", transform=ax.transAxes, fontsize=9.5)
             self._lines[name] = {
-                which: self.canvas.moving(*ax.plot([], [], **look, label=WORDS[which]))[0]
-                for which, look in looks.items()
+                which: self.canvas.line(ax, **look, label=WORDS[which]) for which, look in looks.items()
             }
             self._cells[name] = CellGrid(self.canvas, ax, name)
         ax.set_xlabel(say("token t"), loc="right", labelpad=1)
