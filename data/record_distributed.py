@@ -78,23 +78,20 @@ def run(folder: Path, ranks: int, settings: dict, kill_after: int | None) -> Non
     words += [f"--{name}" for name, x in settings.items() if x is True] + [f"--out={folder}"]
     many = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     command = [sys.executable, "-m", *many, "flakit.train", *words]
+    log = folder / "log.jsonl"
     with (folder / "output.txt").open("w") as out:
         if kill_after is not None:
             process = subprocess.Popen(command, stdout=out, stderr=out)
-            while process.poll() is None and steps_in(folder) < kill_after:
+            mark = '{"kind": "step"'  # of a step in the log
+            while process.poll() is None and not (log.is_file() and log.read_text().count(mark) >= kill_after):
                 time.sleep(0.05)
             process.kill()  # torchrun before its ranks, whose end it would tell of
-            for pid in json.loads((folder / "log.jsonl").read_text().partition("\n")[0])["processes"]:
+            for pid in json.loads(log.read_text().partition("\n")[0])["processes"]:
                 os.kill(pid, signal.SIGKILL)
             process.wait()
             time.sleep(2)  # until their memory is free
         if subprocess.call(command, stdout=out, stderr=out):
             sys.exit((folder / "output.txt").read_text())
-
-
-def steps_in(folder: Path) -> int:
-    path = folder / "log.jsonl"
-    return path.read_text().count('{"kind": "step"') if path.is_file() else 0
 
 
 def steps(log: list[dict]) -> list[dict]:
