@@ -22,7 +22,7 @@ from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, width
 from .packed_triton import Packing
 
 ROWS = 64
-"""Rows of a state that the launch table's num_warps is for; a taller state gets more warps."""
+"""Rows (in RWKV6's backward columns) of a state that the launch table's num_warps is for; more get more warps."""
 
 
 @triton.jit
@@ -137,9 +137,17 @@ def tokens_per_turn(T: int, queries: int = 1) -> int:
     return 1 if T == 1 else max(1, TOGETHER // queries)
 
 
-def sum_blocks(shares: torch.Tensor) -> torch.Tensor:
-    """Sum partial results of the blocks along V, [blocks, ...], over the first axis."""
-    return shares[0] if len(shares) == 1 else shares.sum(0)
+def new_shares(blocks: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Allocate partial gradients of inputs, [blocks, ...] in float32, or whole ones in an input's dtype if there is one
+    block."""
+    if blocks == 1:
+        return [torch.empty_like(x) for x in inputs]
+    return [x.new_empty(blocks, *x.shape, dtype=torch.float32) for x in inputs]
+
+
+def sum_blocks(blocks: int, shares: torch.Tensor) -> torch.Tensor:
+    """Sum the partial gradients that `new_shares` allocated."""
+    return shares if blocks == 1 else shares.sum(0)
 
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:

@@ -11,15 +11,17 @@ import torch
 import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
-from ..common.launch import CHECKPOINT
+from ..common.launch import CHECKPOINT, TABLE, block, cdiv, width
 from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
+    ROWS,
     arrived_turn,
     as_vector,
     blocks_and_options,
     checkpoints,
     checkpoints_shape,
     load_turn,
+    new_shares,
     relayout,
     sequences,
     split_decay,
@@ -89,21 +91,26 @@ def recurrent_grads_kernel(
     """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
     [BK, BV].
 
-    r, k, w [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], tokens = B T
-    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BV, BK]
+    Every element of a state has a recurrence of its own, so blocks may be cut along K and V. Cut along K, programs share
+    one sum over tokens' channels, dv; cut along V, three.
+
+    r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T
+    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K], dv [NK, B, T, H, V]: partial sums, one for each block of the other axis
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV NK, N, H, C // U, BV, BK]
     cu_seqlens, checkpoints_before [N + 1]
     """
+    NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
-    i_v, i_nh = program(NV)
+    i_b, i_nh = program(NK * NV)
+    i_k, i_v = i_b % NK, i_b // NK
     i_n, i_h = i_nh // H, i_nh % H
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    o_k, o_v = i_k * BK + tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
-    p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
+    p_scratch = scratch + (i_b * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
     p_scratch += tl.arange(0, BK)[:, None] + tl.arange(0, BV)[None, :] * BK
-    share = i_v.to(tl.int64) * tokens * H
+    share_k, share_v = i_v.to(tl.int64) * tokens * H, i_k.to(tl.int64) * tokens * H
 
     b_u = tl.load(u + i_h * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
     b_du = tl.zeros([1, BK], dtype=tl.float32)
@@ -162,10 +169,11 @@ def recurrent_grads_kernel(
                 b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
-                tl.store(dr + (share + row) * K + o_k, b_dq * scale, mask=m_k & within)
-                tl.store(dk + (share + row) * K + o_k, b_dk, mask=m_k & within)
-                tl.store(dw + (share + row) * K + o_k, b_dw, mask=m_k & within)
-                tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
+                at, m_t = (share_k + row) * K + o_k, m_k & within
+                tl.store(dr + at, (b_dq * scale).to(dr.dtype.element_ty), mask=m_t)
+                tl.store(dk + at, b_dk.to(dk.dtype.element_ty), mask=m_t)
+                tl.store(dw + at, b_dw.to(dw.dtype.element_ty), mask=m_t)
+                tl.store(dv + (share_v + row) * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
                 b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
@@ -196,20 +204,22 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dr, dk, dw, du, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
+    """Return the gradients in the order of the inputs, each in float32 or its input's dtype."""
     states, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    BK, BV, NV, options = blocks_and_options("rwkv6.recurrent_grads", r, V)
-    U = tokens_per_turn(T)
+    launch, U = TABLE["rwkv6.recurrent_grads", width(r.element_size())], tokens_per_turn(T)
+    BK, BV = block(K, launch.BK), block(V, launch.BV)
+    NK, NV = cdiv(K, BK), cdiv(V, BV)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dk, dw = (empty(NV, B, T, H, K) for _ in range(3))
-    dv, du, dinitial_state = torch.empty_like(v), empty(NV, N, H, K), empty(N, H, K, V)
-    recurrent_grads_kernel[(NV * N * H,)](
-        r, k, v, w, u, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
+    (dr, dk, dw), (dv,) = new_shares(NV, r, k, w), new_shares(NK, v)
+    du, dinitial_state, programs = empty(NV, N, H, K), empty(N, H, K, V), NK * NV * N * H
+    recurrent_grads_kernel[(programs,)](
+        r, k, v, w, u, do, states, dfinal_state, empty(programs, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=packing is not None, **options,
+        PACKED=packing is not None, num_warps=launch.num_warps * max(1, BV // ROWS), num_stages=launch.num_stages,
     )  # fmt: skip
-    return sum_blocks(dr), sum_blocks(dk), dv, sum_blocks(dw), du.sum((0, 1)), dinitial_state
+    dr, dk, dw, dv = sum_blocks(NV, dr), sum_blocks(NV, dk), sum_blocks(NV, dw), sum_blocks(NK, dv)
+    return dr, dk, dv, dw, du.sum((0, 1)), dinitial_state

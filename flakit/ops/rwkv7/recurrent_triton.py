@@ -22,6 +22,7 @@ from ..common.recurrence_triton import (
     checkpoints,
     checkpoints_shape,
     load_turn,
+    new_shares,
     relayout,
     sequences,
     split_decay,
@@ -169,13 +170,13 @@ def recurrent_grads_kernel(
                 # S_t do from S_{t-1} do: the state after a turn's last token is not needed.
                 b_read = tl.sum(b_S * n_do, 1)
                 added = as_vector(b_b) * tl.sum(removed * do_n) + as_vector(b_k * tl.sum(b_v * b_do))
-                tl.store(dr + at * K + o_k, (high * b_read + (low * b_read + added)) * scale, mask=m_t)
+                tl.store(dr + at * K + o_k, ((high * b_read + (low * b_read + added)) * scale).to(dr.dtype.element_ty), mask=m_t)
                 b_D += as_vector(b_r * scale)[:, None] * n_do
                 dremoved = tl.sum(b_D * as_vector(b_b)[:, None], 0)
-                tl.store(dw + at * K + o_k, high * tl.sum(b_S * b_D, 1), mask=m_t)
-                tl.store(dk + at * K + o_k, tl.sum(b_D * as_vector(b_v)[None, :], 1), mask=m_t)
-                tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1), mask=m_t)
-                tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1), mask=m_t)
+                tl.store(dw + at * K + o_k, (high * tl.sum(b_S * b_D, 1)).to(dw.dtype.element_ty), mask=m_t)
+                tl.store(dk + at * K + o_k, tl.sum(b_D * as_vector(b_v)[None, :], 1).to(dk.dtype.element_ty), mask=m_t)
+                tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1).to(db.dtype.element_ty), mask=m_t)
+                tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1).to(da.dtype.element_ty), mask=m_t)
                 b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
                 b_D = high[:, None] * b_D + (low[:, None] * b_D + as_vector(b_a)[:, None] * dremoved[None, :])
@@ -207,7 +208,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dr, dw, dk, da, db, dinitial_state in float32 and dv in v's dtype, in the order of the inputs."""
+    """Return the gradients in the order of the inputs, each in float32 or its input's dtype."""
     states, _, _, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
@@ -215,7 +216,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     BK, BV, NV, options = blocks_and_options("rwkv7.recurrent_grads", r, V)
     U = tokens_per_turn(T)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
-    dr, dw, dk, da, db = (empty(NV, B, T, H, K) for _ in range(5))
+    dr, dw, dk, da, db = new_shares(NV, r, w, k, a, b)
     dv, dinitial_state = torch.empty_like(v), empty(N, H, K, V)
     recurrent_grads_kernel[(NV * N * H,)](
         r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK),
@@ -223,4 +224,5 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    return (*map(sum_blocks, (dr, dw, dk)), dv, sum_blocks(da), sum_blocks(db), dinitial_state)
+    dr, dw, dk, da, db = (sum_blocks(NV, x) for x in (dr, dw, dk, da, db))
+    return dr, dw, dk, dv, da, db, dinitial_state
