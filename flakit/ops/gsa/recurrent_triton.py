@@ -1,11 +1,14 @@
 """GSA token by token as Triton kernels: the memory stays in registers.
 
-The forward is one kernel, hk [K, M] and a block of hv [M, BV] a program, so that scores, softmax and read of a token
-need no other program. Where V is split, each of its blocks walks all of hk.
+A single token is one kernel, hk [K, M] and a block of hv [M, BV] a program, so that scores, softmax and read need no
+other program. Where V is split, each of its blocks walks all of hk.
 
-The backward is two passes of the same form over a state S [M, D], S <- diag(e^{g_t}) S + s_t y_t^T: hk transposed to
-[M, K] with y = k, and hv with y = v. With a row x over the slots (dscores or p) and one z over D (q or do), and D_S the
-gradient of S with the read x z^T at t included:
+More tokens are two passes of the same form over a state S [M, D], S <- diag(e^{g_t}) S + s_t y_t^T: hk transposed to
+[M, K] with y = k, and hv with y = v; PyTorch's softmax of the scores is between them. A program then has a block of one
+warp, whose rows need no barriers, and none walks the same state as another.
+
+In the backward, with a row x over the slots (dscores or p) and one z over D (q or do), and D_S the gradient of S with
+the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
@@ -20,9 +23,10 @@ import torch
 import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
-from ..common.launch import CHECKPOINT, TABLE, Launch, block, width
+from ..common.launch import CHECKPOINT, TABLE, Launch, block, cdiv, width
 from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
+    ROWS,
     arrived_turn,
     as_vector,
     blocks_and_options,
@@ -32,99 +36,148 @@ from ..common.recurrence_triton import (
     relayout,
     sequences,
     split_decay,
-    sum_blocks,
     tokens_per_turn,
 )
 from .chunk_torch import softmax_grads
 
-FEW, FEW_WALKS = 64, 256
-"""Programs, for one token and for several, below which V is split finer, though every block of V walks hk again."""
+FEW = 64
+"""Programs for one token below which V is split finer, though every block of V walks hk again."""
+
+FIRST_BLOCK = 8
+"""Slots of a program of the forward's first pass."""
 
 HK_ELEMENTS = 8192
 """Elements of hk that the launch table's num_warps is for; a larger hk gets more warps."""
 
 
 @kernel
-def recurrent_kernel(
-    q, k, v, s, g, initial_hk, initial_hv, o, p, states_hk, states_hv, final_hk, final_hv, scale,
-    cu_seqlens, checkpoints_before, T,
-    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
-    HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr, LONG: tl.constexpr,
+def token_kernel(
+    q, k, v, s, g, initial_hk, initial_hv, o, final_hk, final_hv, scale,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute o_t = softmax(scale q_t^T hk) hv for each query of the group, with hk <- hk diag(e^{g_t}) + k_t s_t^T and
-    hv <- diag(e^{g_t}) hv + s_t v_t^T. In registers: hk [BK, BM] and hv [BM, BV].
+    """Compute one token of N sequences: hk and hv as the passes of `pass_kernel`, and o = softmax(scale q^T hk) hv for
+    each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
 
-    All programs of a head have the same hk: each stores some of its rows, and the first all of p. LONG sums hk with
-    compensation (Kahan). The softmax exponentiates the scores: without decay, the rounding error of 4096 additions is
-    1e-3 of a score of thousands, and changes its weight as much.
+    All programs of a head have the same hk: each stores some of its rows.
 
-    q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], p [B, T, H G, M]
+    q [N, 1, H G, K], k [N, 1, H, K], v [N, 1, H, V], s, g [N, 1, H, M], o [N, 1, H G, V]
     initial_hk, final_hk [N, H, K, M], initial_hv, final_hv [N, H, M, V]
-    states_hk [checkpoints, H, K, M], states_hv [checkpoints, H, M, V], cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
-    i_n, i_h = i_nh // H, i_nh % H
+    row = i_nh.to(tl.int64)
     o_k, o_v, o_m = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, BM)
     m_k, m_v, m_m = o_k < K, o_v < V, o_m < M
     o_hk, o_hv = o_k[:, None] * M + o_m[None, :], o_m[:, None] * V + o_v[None, :]
     m_hk, m_hv = m_k[:, None] & m_m[None, :], m_m[:, None] & m_v[None, :]
     m_own = m_hk & (o_k % NV == i_v)[:, None]
-    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
 
     b_hk = tl.zeros([BK, BM], dtype=tl.float32)
     b_hv = tl.zeros([BM, BV], dtype=tl.float32)
     if HAS_INITIAL:
-        b_hk += tl.load(initial_hk + i_nh.to(tl.int64) * K * M + o_hk, mask=m_hk, other=0.0)
-        b_hv += tl.load(initial_hv + i_nh.to(tl.int64) * M * V + o_hv, mask=m_hv, other=0.0)
-    elif KEEP:
-        b_hk = relayout(states_hk + (first * H + i_h) * K * M + o_hk, b_hk, m_own)
-        b_hv = relayout(states_hv + (first * H + i_h) * M * V + o_hv, b_hv, m_hv)
+        b_hk += tl.load(initial_hk + row * K * M + o_hk, mask=m_hk, other=0.0)
+        b_hv += tl.load(initial_hv + row * M * V + o_hv, mask=m_hv, other=0.0)
     elif WANTS_FINAL:
-        b_hk = relayout(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, m_own)
-        b_hv = relayout(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, m_hv)
-    b_lost = tl.zeros_like(b_hk)
-    length = (end - start).to(tl.int32)
-    token = load_turn((k,), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
-    slots = load_turn((s, g), (), start, 0, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
-    read = load_turn((q,), (), start, 0, length, i_h * G, o_k, m_k, o_k, m_k, H * G, K, K, 1)
-    for t in range(0, length):
-        if KEEP:
-            if t % C == 0:
-                i_S = (first + t // C) * H + i_h
-                tl.store(states_hk + i_S * K * M + o_hk, b_hk, mask=m_own)
-                tl.store(states_hv + i_S * M * V + o_hv, b_hv, mask=m_hv)
-        b_k, b_v = arrived_turn(token)[0]
-        b_s, b_g = arrived_turn(slots)[0]
-        token = load_turn((k,), (v,), start, t + 1, length, i_h, o_k, m_k, o_v, m_v, H, K, V, 1)
-        slots = load_turn((s, g), (), start, t + 1, length, i_h, o_m, m_m, o_m, m_m, H, M, M, 1)
-        high, low = split_decay(b_g)
-        high, low, b_s = as_vector(high), as_vector(low), as_vector(b_s)
-        b_added = low[None, :] * b_hk + as_vector(b_k)[:, None] * b_s[None, :]
-        if LONG:
-            b_added += high[None, :] * b_lost
-            b_sum = high[None, :] * b_hk + b_added
-            b_lost = (high[None, :] * b_hk - b_sum) + b_added
-            b_hk = b_sum
-        else:
-            b_hk = high[None, :] * b_hk + b_added
-        b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * as_vector(b_v)[None, :])
-        for i_g in range(G):
-            query = ((start + t) * H + i_h) * G + i_g
-            b_q = arrived_turn(read)[0][0]
-            i_q = i_h * G + tl.where(i_g + 1 < G, i_g + 1, 0)
-            read = load_turn((q,), (), start, t + (i_g + 1) // G, length, i_q, o_k, m_k, o_k, m_k, H * G, K, K, 1)
-            b_p = tl.where(m_m, scale * tl.sum(b_hk * as_vector(b_q)[:, None], 0), -float("inf"))
-            b_p = tl.exp(b_p - tl.max(b_p, 0))
-            b_p /= tl.sum(b_p, 0)
-            b_o = tl.sum(b_hv * b_p[:, None], 0)
-            tl.store(o + query * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
-            if KEEP:
-                tl.store(p + query * M + o_m, b_p, mask=m_m & (i_v == 0))
+        b_hk = relayout(final_hk + row * K * M + o_hk, b_hk, m_own)
+        b_hv = relayout(final_hv + row * M * V + o_hv, b_hv, m_hv)
+    token = load_turn((k,), (v,), row, 0, 1, 0, o_k, m_k, o_v, m_v, 1, K, V, 1)
+    slots = load_turn((s, g), (), row, 0, 1, 0, o_m, m_m, o_m, m_m, 1, M, M, 1)
+    b_k, b_v = arrived_turn(token)[0]
+    b_s, b_g = arrived_turn(slots)[0]
+    high, low = split_decay(b_g)
+    high, low, b_s = as_vector(high), as_vector(low), as_vector(b_s)
+    b_hk = high[None, :] * b_hk + (low[None, :] * b_hk + as_vector(b_k)[:, None] * b_s[None, :])
+    b_hv = high[:, None] * b_hv + (low[:, None] * b_hv + b_s[:, None] * as_vector(b_v)[None, :])
+    for i_g in range(G):
+        query = row * G + i_g
+        b_q = tl.load(q + query * K + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
+        b_p = tl.where(m_m, scale * tl.sum(b_hk * as_vector(b_q)[:, None], 0), -float("inf"))
+        b_p = tl.exp(b_p - tl.max(b_p, 0))
+        b_p /= tl.sum(b_p, 0)
+        tl.store(o + query * V + o_v, tl.sum(b_hv * b_p[:, None], 0).to(o.dtype.element_ty), mask=m_v)
     if WANTS_FINAL:
-        tl.store(final_hk + i_nh.to(tl.int64) * K * M + o_hk, b_hk, mask=m_own)
-        tl.store(final_hv + i_nh.to(tl.int64) * M * V + o_hv, b_hv, mask=m_hv)
+        tl.store(final_hk + row * K * M + o_hk, b_hk, mask=m_own)
+        tl.store(final_hv + row * M * V + o_hv, b_hv, mask=m_hv)
+
+
+@kernel
+def pass_kernel(
+    x, y, z, s, g, initial_state, out, states, final_state, scale, cu_seqlens, checkpoints_before, T,
+    H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr,
+    KEEP: tl.constexpr, PACKED: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Compute one pass, S <- diag(e^{g_t}) S + s_t y_t^T and its reads. The first: S = hk^T, y = k, z = q and out =
+    scale S z, the scores. The second: S = hv, y = v, x = p and out = S^T x, the outputs. In registers: S [BM, BD].
+
+    Programs of the first pass have some of the slots, those of the second some of D, so that no sum is over programs.
+    LONG sums S with compensation (Kahan). The softmax exponentiates the scores: without decay, the rounding error of
+    4096 additions is 1e-3 of a score of thousands, and changes its weight as much.
+
+    x [B, T, H G, M], y [B, T, H, D], z [B, T, H G, D], s, g [B, T, H, M], out [B, T, H G, M] (first) or [B, T, H G, D]
+    initial_state, final_state [N, H, M, D], states [checkpoints, H, M, D]; first pass: [..., D, M]
+    cu_seqlens, checkpoints_before [N + 1]
+    """
+    BLOCKS: tl.constexpr = (M + BM - 1) // BM if FIRST else (D + BD - 1) // BD
+    i_b, i_nh = program(BLOCKS)
+    i_n, i_h = i_nh // H, i_nh % H
+    o_m, o_d = tl.arange(0, BM), tl.arange(0, BD)
+    if FIRST:
+        o_m += i_b * BM
+    else:
+        o_d += i_b * BD
+    m_m, m_d = o_m < M, o_d < D
+    o_s = o_m[:, None] + o_d[None, :] * M if FIRST else o_m[:, None] * D + o_d[None, :]
+    m_s = m_m[:, None] & m_d[None, :]
+    start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
+
+    b_S = tl.zeros([BM, BD], dtype=tl.float32)
+    if HAS_INITIAL:
+        b_S += tl.load(initial_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
+    elif KEEP:
+        b_S = relayout(states + (first * H + i_h) * M * D + o_s, b_S, m_s)
+    elif WANTS_FINAL:
+        b_S = relayout(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, m_s)
+    b_lost = tl.zeros_like(b_S)
+    length = (end - start).to(tl.int32)
+    keys, values = ((), (z,)) if FIRST else ((x,), ())
+    ahead = load_turn((s, g), (y,), start, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+    next_queries = ()
+    for i_g in tl.static_range(G):
+        next_queries += load_turn(keys, values, start, 0, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+    for begin in range(0, length, U):
+        if KEEP:
+            if begin % C == 0:
+                tl.store(states + ((first + begin // C) * H + i_h) * M * D + o_s, b_S, mask=m_s)
+        turn, queries = arrived_turn(ahead), arrived_turn(next_queries)
+        ahead = load_turn((s, g), (y,), start, begin + U, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+        next_queries = ()
+        for i_g in tl.static_range(G):
+            i_q = i_h * G + i_g
+            next_queries += load_turn(keys, values, start, begin + U, length, i_q, o_m, m_m, o_d, m_d, H * G, M, D, U)
+        for n in tl.static_range(U):
+            b_s, b_g, b_y = turn[n]
+            high, low = split_decay(b_g)
+            high = as_vector(high)[:, None]
+            b_added = as_vector(low)[:, None] * b_S + as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
+            if LONG:
+                b_added += high * b_lost
+                b_sum = high * b_S + b_added
+                b_lost = (high * b_S - b_sum) + b_added
+                b_S = b_sum
+            else:
+                b_S = high * b_S + b_added
+            for i_g in tl.static_range(G):
+                query, within = ((start + begin + n) * H + i_h) * G + i_g, begin + n < length
+                b_q = as_vector(queries[i_g * U + n][0])
+                if FIRST:
+                    tl.store(out + query * M + o_m, scale * tl.sum(b_S * b_q[None, :], 1), mask=m_m & within)
+                else:
+                    b_o = tl.sum(b_S * b_q[:, None], 0)
+                    tl.store(out + query * D + o_d, b_o.to(out.dtype.element_ty), mask=m_d & within)
+    if WANTS_FINAL:
+        tl.store(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, mask=m_s)
 
 
 @kernel
@@ -242,11 +295,10 @@ def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], .
 
 
 @lru_cache(1024)
-def _blocks_and_options(launch: Launch, heads: int, T: int, K: int, V: int, M: int) -> tuple[dict, int, dict]:
+def _blocks_and_options(launch: Launch, heads: int, K: int, V: int, M: int) -> tuple[dict, int, dict]:
     """Return BK (covering K), BV and BM (covering M), the number of blocks along V, and launch options. heads: N H."""
     BK, BV, BM = block(K, launch.BK), block(V, launch.BV), block(M, 128)
-    enough = FEW if T == 1 else FEW_WALKS
-    while BV > 16 and -(-V // BV) * heads < enough:
+    while BV > 16 and -(-V // BV) * heads < FEW:
         BV //= 2
     warps = min(16, launch.num_warps * max(1, BK * BM // HK_ELEMENTS))
     blocks = dict(BK=BK, BV=BV, BM=BM)
@@ -257,22 +309,35 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
-    blocks, NV, options = _blocks_and_options(TABLE["gsa.recurrent", width(s.element_size())], N * H, T, K, V, M)
     empty = q.new_empty(0, dtype=torch.float32).new_empty
     o = q.new_empty(B, T, HQ, V)
     final = (empty(N, H, K, M), empty(N, H, M, V)) if output_final_state else (None, None)
-    saved = (None, None, None)
+    initial = initial_state or (None, None)
+    flags = dict(H=H, G=HQ // H, M=M, HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state)
+    if T == 1 and packing is None and not keep:
+        blocks, NV, options = _blocks_and_options(TABLE["gsa.recurrent", width(s.element_size())], N * H, K, V, M)
+        token_kernel[(NV * N * H,)](q, k, v, s, g, *initial, o, *final, scale, K=K, V=V, **blocks, **flags, **options)
+        return o, final if output_final_state else None, None
+    p, states_hk, states_hv = empty(B, T, HQ, M), None, None
     if keep:
-        saved = empty(B, T, HQ, M), checkpoints(k, M, packing), checkpoints(s, V, packing)
+        states_hk, states_hv = checkpoints(k, M, packing), checkpoints(s, V, packing)
         if packing is not None:
-            packing.saved_rows.append(saved[0])
-    recurrent_kernel[(NV * N * H,)](
-        q, k, v, s, g, *(initial_state or (None, None)), o, *saved, *final, scale, *offsets, T,
-        H=H, G=HQ // H, K=K, V=V, M=M, C=CHECKPOINT, **blocks,
-        HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state, KEEP=keep,
-        PACKED=packing is not None, LONG=T > 1 and k.dtype == torch.float32, **options,
+            packing.saved_rows.append(p)
+    BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", s, V)
+    BK = block(K, 512)
+    warps = max(1, BK * FIRST_BLOCK // (ROWS * BD))
+    flags |= dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H), KEEP=keep, PACKED=packing is not None)
+    pass_kernel[(cdiv(M, FIRST_BLOCK) * N * H,)](
+        None, k, q, s, g, initial[0], p, states_hk, final[0], scale, *offsets, T,
+        D=K, BM=FIRST_BLOCK, BD=BK, FIRST=True, LONG=T > 1 and k.dtype == torch.float32, **flags,
+        **options | dict(num_warps=warps),
     )  # fmt: skip
-    return o, final if output_final_state else None, saved if keep else None
+    torch.softmax(p, -1, out=p)
+    pass_kernel[(ND * N * H,)](
+        p, v, None, s, g, initial[1], o, states_hv, final[1], scale, *offsets, T,
+        D=V, BM=BM, BD=BD, FIRST=False, LONG=False, **flags, **options,
+    )  # fmt: skip
+    return o, final if output_final_state else None, (p, states_hk, states_hv) if keep else None
 
 
 class _Passes:
@@ -284,17 +349,13 @@ class _Passes:
         self.N, self.offsets = sequences(s, packing)
         self.empty = s.new_empty(0, dtype=torch.float32).new_empty
 
-    def rows(self, heads: int, ND: int) -> torch.Tensor:
-        """Allocate partial sums over blocks, [ND, B, T, heads, M]."""
-        return self.empty(ND, self.B, self.T, heads, self.M)
-
     def differentiate(self, x, y, z, first: bool, states, dfinal_state):
         """Return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
         D, G = y.shape[-1], self.HQ // self.H
         U = tokens_per_turn(self.T, G)
         BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", self.s, D)
-        dx, dz = (None, torch.empty_like(z)) if first else (self.rows(self.HQ, ND), None)
-        ds, dg = self.rows(self.H, ND), self.rows(self.H, ND)
+        dx, dz = (None, torch.empty_like(z)) if first else (self.empty(ND, *x.shape), None)
+        ds, dg = (self.empty(ND, *self.s.shape) for _ in range(2))
         dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *states.shape[1:])
         pass_grads_kernel[(ND * self.N * self.H,)](
             x, y, z, self.s, self.g, states, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BD, BM),
@@ -302,7 +363,7 @@ class _Passes:
             H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
             HAS_FINAL=dfinal_state is not None, PACKED=self.packing is not None, **options,
         )  # fmt: skip
-        return dz if first else sum_blocks(dx), dy, sum_blocks(ds), sum_blocks(dg), dinitial_state
+        return dz if first else dx.sum(0), dy, ds.sum(0), dg.sum(0), dinitial_state
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):

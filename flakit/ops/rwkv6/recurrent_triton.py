@@ -91,11 +91,11 @@ def recurrent_grads_kernel(
     """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
     [BK, BV].
 
-    Every element of a state has a recurrence of its own, so blocks may be cut along K and V. Cut along K, programs share
-    one sum over tokens' channels, dv; cut along V, three.
+    Every element of a state has a recurrence of its own, so blocks may be cut along K and V. Of blocks along K only dv
+    is summed; of blocks along V, dr, dk and dw.
 
     r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T
-    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K], dv [NK, B, T, H, V]: partial sums, one for each block of the other axis
+    dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V; dv [NK, B, T, H, V]: of K
     states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV NK, N, H, C // U, BV, BK]
     cu_seqlens, checkpoints_before [N + 1]
     """

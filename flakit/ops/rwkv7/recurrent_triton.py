@@ -170,7 +170,8 @@ def recurrent_grads_kernel(
                 # S_t do from S_{t-1} do: the state after a turn's last token is not needed.
                 b_read = tl.sum(b_S * n_do, 1)
                 added = as_vector(b_b) * tl.sum(removed * do_n) + as_vector(b_k * tl.sum(b_v * b_do))
-                tl.store(dr + at * K + o_k, ((high * b_read + (low * b_read + added)) * scale).to(dr.dtype.element_ty), mask=m_t)
+                b_dr = (high * b_read + (low * b_read + added)) * scale
+                tl.store(dr + at * K + o_k, b_dr.to(dr.dtype.element_ty), mask=m_t)
                 b_D += as_vector(b_r * scale)[:, None] * n_do
                 dremoved = tl.sum(b_D * as_vector(b_b)[:, None], 0)
                 tl.store(dw + at * K + o_k, (high * tl.sum(b_S * b_D, 1)).to(dw.dtype.element_ty), mask=m_t)
