@@ -69,6 +69,8 @@ def cases_of(key: Key, B: int = 8) -> list[Case]:
     decay = -5.0 if kernel.endswith(".dyadic") and width == "16-bit" else operator(op).profile
     M = {"gsa": 64, "gsa128": 128}.get(kernel.partition(".")[0])
     heads = [(16, 128), (32, 64)] if op == "gsa" else [(32, 64), (16, 128)]
+    if kernel == "gsa.recurrent":  # of a single token
+        return [Case(op, form, B, 1, H, K, K, decay, dtype, M=M, decode=True) for H, K in heads]
     return [Case(op, form, B, 4096, H, K, K, decay, dtype, M=M) for H, K in heads]
 
 
@@ -152,14 +154,19 @@ class Trial:
 
     def _results(self) -> dict[str, Tensor]:
         gradients = (f"d{name}" for name in self._case.operator.tensors)
-        return {"o": self._calls["forward"](), **dict(zip(gradients, self._calls["both"](), strict=True))}
+        both = dict(zip(gradients, self._calls["both"](), strict=True)) if "both" in self._calls else {}
+        return {"o": self._calls["forward"](), **both}
+
+    def _whole(self) -> Callable[[], object]:
+        """Return the call that launches all of the case's kernels: of a decode, forward."""
+        return self._calls.get("both", self._calls["forward"])
 
     def _launched(self, key: Key) -> tuple:
         """Return the row's kernels with their options, without running them."""
         from .launches import watched
 
         with watched(run=False) as launches:
-            self._calls["both"]()
+            self._whole()()
         return tuple((x.kernel.fn.__name__, tuple(sorted(x.options.items()))) for x in launches if x.row == key)
 
     def _measure(self, key: Key, names: set[str]) -> float:
@@ -177,7 +184,7 @@ class Trial:
             error = ((results[name].float() - expected.float()).norm() / expected.float().norm()).item()
             if not error <= AGREES[key[1]]:  # true for NaN
                 raise Refused(f"{name} is off by {error:.1e}")
-        return sum(kernel.ms for kernel in self.meter.kernels(self._calls["both"]) if kernel.kernel in names)
+        return sum(kernel.ms for kernel in self.meter.kernels(self._whole()) if kernel.kernel in names)
 
 
 def tune(

@@ -229,11 +229,12 @@ def operators():
 
 @pytest.mark.full
 @pytest.mark.skipif(interpreted(), reason="needs a process without TRITON_INTERPRET")
-@pytest.mark.parametrize("kernel", ["stream_kernel", "recurrent_kernel"])
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7", "gsa"])
-def test_a_kernel_of_each_form_compiles_rewritten(op, kernel):
+def test_a_kernel_of_each_form_compiles_rewritten(op, form):
     from tests.ops.compiling import Launch, compiled_for, ptx, tile
 
+    kernel = "stream_kernel" if form == "chunk" else "pass_kernel" if op == "gsa" else "recurrent_kernel"
     found = [x for c in operators()[op].CONFIGURATIONS.values() for x in c.kernels() if x.kernel.fn.__name__ == kernel]
     launch = min(found, key=lambda x: (len(x.name), tile(x)))  # with fewest switches, since checks take long to compile
     made = rewritten(launch.kernel)

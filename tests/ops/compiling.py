@@ -191,7 +191,7 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """A call of the kernels in one of an operator's modules, forward and backward."""
+    """A call of the kernels in one of an operator's modules, forward and, with `gradients`, backward."""
 
     module: ModuleType
     dtype: torch.dtype
@@ -205,20 +205,22 @@ class Configuration:
     states: bool = False
     only: str = ""  # part of the names of the kernels to compile; default all
     hopper: bool = False  # as on a Hopper GPU, which runs kernels in Gluon
+    gradients: bool = True
 
     def zeros(self) -> tuple[tuple[Tensor, ...], Tensor | tuple[Tensor, ...], Tensor]:
         """Return the operator's tensors, its state, and the gradient of o."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Call forward and backward."""
+        """Call forward, and backward if there are gradients."""
         tensors, state, do = self.zeros()
         packing = Packing(self.cu_seqlens, self.T) if self.packed else None
         args, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
         gluon = {"runs_gluon": lambda *tensors: self.hopper, "FEWEST": 0}
         with mock.patch.multiple(self.module, create=True, **gluon):
-            _, _, saved = self.module.forward(*args, self.states, *rest, True)
-            self.module.backward(*args, *rest, saved, do, state if self.states else None)
+            _, _, saved = self.module.forward(*args, self.states, *rest, self.gradients)
+            if self.gradients:
+                self.module.backward(*args, *rest, saved, do, state if self.states else None)
 
     @property
     def most_spilled(self) -> float:

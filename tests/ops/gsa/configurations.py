@@ -54,6 +54,11 @@ CONFIGURATIONS = {
     "f16-gf32-K100-V512-M128-G4-packed-states-recurrent": Launches(
         recurrent, f16, 100, 512, M=128, group=4, wide=f32, packed=True, states=True
     ),
-    "f32-K128-V128-M64-recurrent": Launches(recurrent, f32, 128, 128, M=64, only="recurrent_kernel"),
+    "f32-K128-V128-M64-recurrent": Launches(recurrent, f32, 128, 128, M=64, only="pass_kernel"),
     "f32-T1-H1-K16-V16-M16-recurrent": Launches(recurrent, f32, 16, 16, M=16, T=1, H=1),
+    "bf16-T1-K128-V128-M64-states-decode": Launches(recurrent, bf16, 128, 128, M=64, T=1, states=True, gradients=False),
+    "f16-gf32-T1-K512-V512-M128-G4-decode": Launches(
+        recurrent, f16, 512, 512, M=128, T=1, group=4, wide=f32, gradients=False
+    ),
+    "f32-T1-K100-V40-M20-states-decode": Launches(recurrent, f32, 100, 40, M=20, T=1, states=True, gradients=False),
 }
