@@ -114,7 +114,7 @@ def _compile_once() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if kernels := sys.modules.get("flakit.ops.common.kernel_triton"):
-                    kernels.TURN.release()  # other threads need not wait until another process is done
+                    kernels.release_turn()  # other threads need not wait until another process is done
                 fcntl.flock(lock, fcntl.LOCK_EX)
             return compile(src, target=target, options=options, **more)
 

@@ -131,6 +131,22 @@ def test_one_kernel_at_a_time_is_translated_and_several_are_compiled(monkeypatch
                 future.result(timeout=60)
 
 
+def test_a_launcher_is_built_while_its_kernel_is_compiled(monkeypatch):
+    def copy_kernel(x, y):
+        tl.store(y, tl.load(x))
+
+    def compile(module, *args):
+        assert built.wait(60)
+        raise ValueError("not compiled here")
+
+    kernel, x, built = launched()(copy_kernel), torch.zeros(64), threading.Event()
+    monkeypatch.setattr(CUDABackend, "make_ttir", staticmethod(compile))
+    with absent_gpu(90, "launcher"):
+        monkeypatch.setattr(driver.active, "launcher_cls", lambda src, metadata: built.set(), raising=False)
+        with pytest.raises(ValueError, match="not compiled here"):
+            ahead_triton._Job(kernel, [x, x], {}, None).run()
+
+
 def test_a_backward_that_nobody_announced_is_compiled_when_it_is_called(run):
     given = forward(CALL.module, CALL)
     run.launched.clear()

@@ -88,7 +88,8 @@ class Kernels:
     def _prepare(self, key: tuple, rehearse: Callable, args: tuple) -> None:
         """Compile the kernels of this signature of calls, `key`, by a rehearsal, or wait while another thread does."""
         # While launches are monitored, or a stream is captured into a graph, only the call itself should run.
-        if JITFunction.run is not kernel_triton.RUN or _captured():
+        captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if captured or JITFunction.run is not kernel_triton.RUN:
             return
         with _LOCK:
             if key not in self._known:
@@ -141,21 +142,17 @@ def _parts(state) -> list[Tensor]:
 
 def _on_device_of(x: Tensor):
     """Return a context in which x's GPU is the current one: Triton launches on that GPU, wherever the tensors are."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
 
 
 def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
     """Return nearly all that a call's kernels depend on: device, sizes, dtypes; of T roughly the number of parts."""
-    B, T, *head = tensors[0].shape
+    (B, T, *head), device = tensors[0].shape, tensors[0].get_device()
+    columns = tensors[2].shape[-1], tensors[3].shape[-1]  # V is one of them, and the slots of GSA
     packed = None if cu_seqlens is None else cu_seqlens.dtype
-    kinds = [x.dtype for x in tensors] + [x.shape[-1] for x in tensors]
-    return tensors[0].device, B, T.bit_length(), *head, packed, state is None, chunk_size, *kinds
-
-
-def _captured() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return device, B, T.bit_length(), *head, *columns, packed, state is None, chunk_size, *[x.dtype for x in tensors]
 
 
 class _Address:
@@ -179,9 +176,13 @@ class _Job:
 
     def run(self) -> None:
         with nullcontext() if self.device is None else torch.cuda.device(self.device):  # it is current in one thread
-            with kernel_triton.TURN:
+            kernel_triton.TURN.acquire()
+            try:
                 compiled = kernel_triton.RUN(self.kernel, *self.args, grid=None, warmup=True, **self.options)
-            # Triton 3.6 launches each kernel with a C function of its own, which takes gcc a quarter of a second.
+            finally:
+                kernel_triton.release_turn()
+            if launcher := getattr(compiled.src, "launcher", None):
+                launcher.join()  # not to build it twice
             driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 

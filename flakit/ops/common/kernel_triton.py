@@ -6,6 +6,7 @@ take Triton's own path, and so do all launches while they are monitored.
 """
 
 import threading
+from contextlib import suppress
 from functools import cache, partial
 
 import torch
@@ -27,41 +28,38 @@ MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
 
-class Turn:
-    """A lock for what Triton computes in Python before LLVM compiles. Its holder may release it before the block ends.
+TURN = threading.RLock()
+"""A lock for what Triton computes in Python before LLVM compiles; `release_turn` ends it before the kernel is compiled.
 
-    Threads that compile at once would share Python's global lock here, and each would finish only when all do. One at a
-    time, the first kernel is with LLVM while the others wait. (And Triton's translation sets warning filters, which
-    threads share.)
-    """
-
-    def __init__(self):
-        self._lock, self._holder = threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._holder = threading.get_ident()
-
-    def release(self) -> None:
-        """Release the lock if this thread holds it."""
-        if self._holder == threading.get_ident():
-            self._holder = 0
-            self._lock.release()
-
-    def __exit__(self, *_) -> None:
-        self.release()
+Threads that compile at once would share Python's global lock here, and each would finish only when all do. One at a
+time, the first kernel is with LLVM while the others wait. (Translation also sets warning filters, which threads share.)
+"""
 
 
-TURN = Turn()
+def release_turn() -> None:
+    """Release `TURN` if this thread holds it."""
+    with suppress(RuntimeError):
+        TURN.release()
 
 
 class Translated:
-    """Base class of Triton's kernel sources that releases `TURN` once a source is translated to Triton's own code."""
+    """Base class of Triton's kernel sources that release `TURN` once translated to Triton's own code, and build the
+    kernel's launcher while LLVM compiles the kernel."""
+
+    launcher: threading.Thread | None = None
 
     def make_ir(self, *args):
         module = super().make_ir(*args)
-        TURN.release()
+        release_turn()
+        self.launcher = threading.Thread(target=self._build_launcher)
+        self.launcher.start()
         return module
+
+    def _build_launcher(self) -> None:
+        """Put the launcher into Triton's cache. Triton 3.6 launches each kernel with a C function of its own, which
+        takes gcc a quarter of a second. Errors, at the latest for want of metadata, are the launch's to raise."""
+        with suppress(Exception):
+            driver.active.launcher_cls(self, None)
 
 
 class _Source(Translated, ASTSource):

@@ -162,7 +162,8 @@ class ChunkPlan:
             other, _, other_NV = self.sizes("stream", columns[1])
             common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
             NV += other_NV
-        stored = [self.allocate_states(V) for V in columns]
+        # Kernels read only what was written, and gradients of states are no operator's output.
+        stored = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
