@@ -194,26 +194,16 @@ def scan_kernel(
     p_e, p_d = written + o_e, decay + o_e // V
     for j in range(0, parts, 4):
         # Issue the loads of four parts before using the first: a scan is bound by load latency.
-        i_0 = _scan_index(j, first_part, parts, i_h, H, REVERSE)
-        i_1 = _scan_index(j + 1, first_part, parts, i_h, H, REVERSE)
-        i_2 = _scan_index(j + 2, first_part, parts, i_h, H, REVERSE)
-        i_3 = _scan_index(j + 3, first_part, parts, i_h, H, REVERSE)
-        m_1, m_2, m_3 = m_e & (j + 1 < parts), m_e & (j + 2 < parts), m_e & (j + 3 < parts)
-        b_0 = tl.load(p_e + i_0 * K * V, mask=m_e, other=0.0)
-        b_1 = tl.load(p_e + i_1 * K * V, mask=m_1, other=0.0)
-        b_2 = tl.load(p_e + i_2 * K * V, mask=m_2, other=0.0)
-        b_3 = tl.load(p_e + i_3 * K * V, mask=m_3, other=0.0)
-        d_0 = tl.load(p_d + i_0 * K, mask=m_e, other=0.0)
-        d_1 = tl.load(p_d + i_1 * K, mask=m_1, other=1.0)
-        d_2 = tl.load(p_d + i_2 * K, mask=m_2, other=1.0)
-        d_3 = tl.load(p_d + i_3 * K, mask=m_3, other=1.0)
-        tl.store(p_e + i_0 * K * V, b_S, mask=m_e)
-        b_S = d_0 * b_S + b_0
-        tl.store(p_e + i_1 * K * V, b_S, mask=m_1)
-        b_S = d_1 * b_S + b_1
-        tl.store(p_e + i_2 * K * V, b_S, mask=m_2)
-        b_S = d_2 * b_S + b_2
-        tl.store(p_e + i_3 * K * V, b_S, mask=m_3)
-        b_S = d_3 * b_S + b_3
+        i, m, b_written, b_decay = (), (), (), ()
+        for n in tl.static_range(4):
+            i += (_scan_index(j + n, first_part, parts, i_h, H, REVERSE),)
+            m += (m_e & (j + n < parts),)
+        for n in tl.static_range(4):
+            b_written += (tl.load(p_e + i[n] * K * V, mask=m[n], other=0.0),)
+        for n in tl.static_range(4):
+            b_decay += (tl.load(p_d + i[n] * K, mask=m[n], other=1.0),)
+        for n in tl.static_range(4):
+            tl.store(p_e + i[n] * K * V, b_S, mask=m[n])
+            b_S = b_decay[n] * b_S + b_written[n]
     if WANTS_LAST:
         tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)

@@ -28,7 +28,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
-from ..common.bands_gluon import options
 from ..common.bands_triton import CHUNK, clamped_decay
 from ..common.blocks_triton import exp
 from ..common.pairs_triton import BLOCK_LEVELS
@@ -366,7 +365,7 @@ def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
     r, w, k, v, a, b = inputs
     chain_kernel[(plan.parts * plan.H,)](
         r, w, a, b, do, scores, last, written, *[None] * 7, scale, *where, HAS_LAST=last is not None, KEEP=False,
-        PACKED=plan.packed, **options("rwkv7.fused.chain", plan.H),
+        PACKED=plan.packed, **bg.options("rwkv7.fused.chain", plan.H),
     )  # fmt: skip
 
 
@@ -385,9 +384,9 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
     tails = r.new_empty(plan.N * plan.H * D_SIZE.value if partial else 0, dtype=torch.float16)
     chain_kernel[(programs,)](
         r, w, a, b, do, scores, last, first, *grads, tails, scale, *where, HAS_LAST=last is not None, KEEP=True,
-        PACKED=plan.packed, **options("rwkv7.fused.chain", plan.H),
+        PACKED=plan.packed, **bg.options("rwkv7.fused.chain", plan.H),
     )  # fmt: skip
     grads_kernel[(programs, plan.L)](
         *inputs, do, *saved, *grads, tails, scale, *where, PACKED=plan.packed,
-        **options("rwkv7.fused.grads", plan.H),
+        **bg.options("rwkv7.fused.grads", plan.H),
     )  # fmt: skip

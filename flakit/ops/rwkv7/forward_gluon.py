@@ -6,7 +6,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
-from ..common.bands_gluon import options
 from ..common.bands_triton import clamped_decay, power_of_two
 from ..common.blocks_triton import exp
 from ..common.positions_triton import locate_program
@@ -194,5 +193,5 @@ def outputs(plan, tensors, first, last, scale, where, keep: bool) -> None:
     """
     forward_kernel[(plan.parts * plan.H,)](
         *tensors, first, last, scale, *where, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
-        PACKED=plan.packed, **options("rwkv7.fused.forward", plan.H),
+        PACKED=plan.packed, **bg.options("rwkv7.fused.forward", plan.H),
     )  # fmt: skip
