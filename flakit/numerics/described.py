@@ -265,10 +265,10 @@ def describe(
 
 def with_kernels(op: Operator, kernels: Mapping[str, Callable]) -> Operator:
     """Return the operator with further forms: functions that take its arguments by name or in its order."""
-    how = (op.tensors, op.states, op.axes, op.constants)
+    signature = op.tensors, op.states, op.axes, op.constants
     for x, y in kernels.items():
         function(f"kernels[{x!r}]", y, optional=False)
-    more = {x: Kernel(y, *how) for x, y in kernels.items()}
+    more = {x: Kernel(y, *signature) for x, y in kernels.items()}
     return dataclasses.replace(op, forms={**op.forms, **more})
 
 
@@ -298,7 +298,7 @@ def _described(
             continue
         if not (torch.as_tensor(y) <= 0).all():
             raise ValueError(f"data[{x!r}]: expected log decays <= 0, got {torch.as_tensor(y).max().item():g}")
-        profiles["data"] = recorded(torch.as_tensor(y).double() * nats, known[x].split()).how
+        profiles["data"] = recorded(torch.as_tensor(y).double() * nats, known[x].split()).sample
     profile = profile or ("data" if profiles else "logsigmoid")
     own = {x: whole_number(f"sizes[{x!r}]", y) for x, y in (sizes or {}).items()}
     letters = {axis for x in (*tensors, "o", *states) for axis in known[x].split()}
@@ -306,9 +306,9 @@ def _described(
     if unknown:
         raise ValueError(f"sizes: expected the size of {', '.join(sorted(unknown))}, axes of no meaning here")
     constants = dict(constants or {})
-    how = (tensors, states, known, constants)
+    names = tensors, states, known, constants
     op = Operator(
-        name=name, label=label or name, forms={"naive": Naive(forward, *how)}, reference=ByAutograd(forward, *how),
+        name=name, label=label or name, forms={"naive": Naive(forward, *names)}, reference=ByAutograd(forward, *names),
         chunked=None, chunk_sizes=(), axes=known, tensors=tensors, states=states, outputs=outputs, own_sizes=own,
         decay=decay, nats=nats, profile=profile, profiles=profiles, draws=drawn, constants=constants,
         scale_exponent=float(plain(scale_exponent)), has_scale=takes_all or "scale" in signature, **fields,
@@ -484,12 +484,10 @@ def _check_float64(op: Operator, tensors: Mapping[str, Tensor], scale, state, o:
 def _check_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole: Output) -> None:
     if not op.states:
         return
-    outputs = []
-    for part in (slice(0, 2), slice(2, None)):
-        piece = {name: x[:, part] if name in op.sequences else x for name, x in tensors.items()}
-        o, state = _naive(op).on(piece, scale, state)
-        outputs.append(o)
-    pairs = [(torch.cat(outputs, 1), whole.o), *zip(*map(_naive(op).parts, (state, whole.final_state)), strict=True)]
+    from .pieces import in_pieces
+
+    halves = in_pieces(op, [2]).forms["naive"](**tensors, scale=scale, initial_state=state)
+    pairs = zip((halves.o, *op.parts(halves.final_state)), (whole.o, *op.parts(whole.final_state)), strict=True)
     for name, (y, z) in zip(op.outputs, pairs, strict=True):
         if (y - z).norm() > 1e-9 * z.norm():
             raise ValueError(

@@ -303,10 +303,11 @@ def _operator(op: Operator) -> _Measure:
     evaluation = {p.name for p in takes}
 
     def run(**setting):
-        x = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
-        how = {name: value for name, value in setting.items() if name in evaluation}
-        exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state", "arriving") if name in how})
-        return {name: (got, exact[name]) for name, got in evaluate(op, x, **how).items()}
+        tensors = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
+        options = {name: value for name, value in setting.items() if name in evaluation}
+        shared = {name: x for name, x in options.items() if name in ("grad_seed", "dfinal_state", "arriving")}
+        exact = truth(op, tensors, **shared)
+        return {name: (got, exact[name]) for name, got in evaluate(op, tensors, **options).items()}
 
     return _Measure(run, op, inspect.Signature(makes + takes))
 
