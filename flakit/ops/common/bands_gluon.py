@@ -18,7 +18,7 @@ NUM_WARPS = 4
 
 
 class _Source(Translated, GluonASTSource):
-    """The source of a Gluon kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
+    """The source of a Gluon kernel. The compiling thread releases `TURN` once it has translated it."""
 
 
 class _GluonKernel(Kernel):
@@ -55,7 +55,7 @@ SWIZZLED_16 = tl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 PLAIN = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 FLAT = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 FOUR = tl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-"""A vector of 4, all of it in every thread."""
+"""A vector of 4 numbers; every thread holds all of them."""
 SQUARE = tl.constexpr(gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0]))
 """A matrix [16, 16]."""
 
@@ -97,13 +97,13 @@ def split_left(x):
 
 @gluon.jit
 def mask(x):
-    """Return a condition as an operand of zeros and ones."""
+    """Convert a condition to bfloat16 zeros and ones, an operand of a product."""
     return x.to(gl.float32).to(gl.bfloat16)
 
 
 @gluon.jit
 def allocate_pair(N: gl.constexpr, M: gl.constexpr, LAYOUT: gl.constexpr, DTYPE: gl.constexpr = gl.bfloat16):
-    """Return shared-memory buffers [N, M] for the two parts of a split operand."""
+    """Allocate shared memory [N, M] for the high and for the low part of a split operand."""
     high = gl.allocate_shared_memory(DTYPE, [N, M], LAYOUT)
     return high, gl.allocate_shared_memory(DTYPE, [N, M], LAYOUT)
 
@@ -148,8 +148,11 @@ def between(t, i, SIZE: gl.constexpr):
 
 @gluon.jit
 def decays_by_token(b_w):
-    """Return the log decay over a chunk's rows up to each row, before it and after it, and over all rows, which every
-    row of the last result repeats. All are [16, 64], in COLUMNS. b_w [16, 64]: finite log decays, a right operand."""
+    """Return four sums of a chunk's log decays for each token, [16, 64] each, in COLUMNS: over the rows up to its own,
+    over those before it, over those after it, and over all rows (the same for every token).
+
+    b_w [16, 64]: finite log decays, a right operand.
+    """
     t, j = tile_indices(16, 16, COLUMNS_LEFT)
     zero = gl.zeros([16, 64], gl.float32, COLUMNS)
     upto, before = mma_v2(mask(j <= t), b_w, zero), mma_v2(mask(j < t), b_w, zero)
@@ -158,14 +161,18 @@ def decays_by_token(b_w):
 
 @gluon.jit
 def store_band_maxima(s_largest, b_D):
-    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
+    """Store max |D| of each warp's band of b_D [64, 64] in s_largest [4]. After a barrier, every warp can take the
+    maximum of all four."""
     s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
 
 
 @gluon.jit
-def not_kept(x, CONTIGUOUS: gl.constexpr):
-    """Return int32 x. Without this, the compiler keeps in registers what follows from it through a whole loop, such as
-    an address for each tensor. CONTIGUOUS: so many columns of x are, and begin at a multiple of that."""
+def recomputed(x, CONTIGUOUS: gl.constexpr):
+    """Return int32 x, which the compiler then computes anew in every iteration of a loop.
+
+    Otherwise it computes once whatever follows from x, such as an address for each tensor, and holds that in registers
+    through the loop. CONTIGUOUS: columns of x that are contiguous, from a multiple of this number on.
+    """
     x = gl.inline_asm_elementwise("", "=r,0", [x], gl.int32, False, 1)
     return gl.max_contiguous(gl.multiple_of(x, [1, CONTIGUOUS]), [1, CONTIGUOUS])
 
@@ -186,8 +193,11 @@ def row_offsets(N: gl.constexpr, STRIDE: gl.constexpr):
 
 @gluon.jit
 def allocate_rows(COUNT: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr = 0):
-    """Return shared-memory buffers [N, 64] for N rows of each of COUNT tensors; with STAGES, [STAGES, N, 64]. Tensors
-    need separate ones: between accesses to one allocation the compiler inserts barriers, whatever the indices."""
+    """Allocate shared memory [N, 64] for N rows of each of COUNT tensors; with STAGES, [STAGES, N, 64].
+
+    Each tensor has an allocation of its own: between accesses to one allocation the compiler inserts barriers, even
+    where the indices differ.
+    """
     buffers = ()
     for _ in gl.static_range(COUNT):
         if STAGES == 0:
@@ -207,8 +217,10 @@ def copy_rows(buffers, tensors, o, there):
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones in float32, a sum of columns of x, as in `blocks_triton`. x: float32. ones [16, *]: a mask. x is
-    split into two bfloat16 terms, or three with ALL_BITS, which keeps all of its bits."""
+    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: a mask of the columns to add.
+
+    Products take x as two bfloat16 terms, 16 bits of its mantissa; with ALL_BITS as three, all 24 bits.
+    """
     ones = mask(ones)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)

@@ -1,10 +1,10 @@
 """Where a program works: the rows of its sequence, chunk or part, and the indices of what it stores.
 
 Sequences are B rows of T tokens, or N packed ones, laid end to end with offsets cu_seqlens [N + 1]. Each is cut into
-chunks of C tokens, the last of which may be shorter, and a *part* is a run of L chunks that one program walks. Layouts
-of packed sequences (`packed_triton.Pieces`) give, for chunks as for parts, the sequence of each and the number of them
-before each sequence, `…_before` [N + 1]; unless PACKED they are None. Unused chunks and parts of a packed batch start
-past the end of their sequence and have no rows.
+chunks of C tokens, the last of which may be shorter. A *part* is a run of L chunks that one program walks. For packed
+sequences, `packed_triton.Pieces` lists the sequence of each chunk, `sequence_of_chunk` [chunks], and the number of
+chunks before each sequence, `chunks_before` [N + 1]; likewise for parts. Unless PACKED, these arguments are None.
+Unused chunks and parts of a packed batch start past the end of their sequence and have no rows.
 """
 
 import triton

@@ -1,9 +1,9 @@
-"""The kernels of the states between chunks. Each head has a state S [K, V], which decays along K, and which each chunk
-updates: S <- e^{total} S + written.
+"""Kernels that carry the states between chunks. Each head has a state S [K, V]. It decays along K, and each chunk
+updates it: S <- e^{total} S + written.
 
 `stream_kernel` walks from chunk to chunk and stores the state entering each. Where heads and sequences are too few to
-fill a GPU, sequences are cut into parts: the stream first computes what each part writes, `scan_kernel` turns that, in
-place, into the state entering each part, and the stream starts from there.
+fill a GPU, sequences are cut into parts, in three launches. The stream computes what each part writes; `scan_kernel`
+replaces that, in place, by the state entering each part; the stream starts again from there.
 """
 
 import triton
@@ -29,8 +29,11 @@ def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.c
              K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
              REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
-    """Return the state b_S [BK, BV] after C rows: e^{total} b_S + (x e^{after})^T y of one head, b_w [C, BK] their log
-    decays; REVERSE: the state's gradient before the rows. Arguments as in `stream_kernel`."""
+    """Return the state after a chunk of C rows of one head: e^{total} b_S + (x e^{after})^T y.
+
+    b_S [BK, BV]: the state before it. b_w [C, BK], total [BK]: the log decays of the rows, and their sums. REVERSE:
+    return the state's gradient before the rows, b_S being the one after. Other arguments as in `stream_kernel`.
+    """
     o_c = tl.arange(0, C)
     if REVERSE:
         if INCLUSIVE and SCALED:
@@ -66,7 +69,8 @@ def _walk(
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does. remainders, decay, mild: or None."""
+    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
+    decay and mild may be None."""
     NK: tl.constexpr = (K + BK - 1) // BK
     i_ph = i_p * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
@@ -128,8 +132,8 @@ def stream_kernel(
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
 
-    Store the state before each chunk and whether the chunk is mild; TOTALS: instead store the state that a part
-    makes of zeros, and e^{its total}. INCLUSIVE: a read decays by its own token's w too.
+    Store the state before each chunk, and whether the chunk is mild. TOTALS: store only the state after each part,
+    started from zeros, and the part's decay factor, e^{its total}. INCLUSIVE: a read decays by its own token's w too.
     G: heads of x and y that write into one state. SCALED: split products, 16-bit states. OTHER_V: columns of a second
     state with the same decay, 0 for none. A program holds a tile [BK, BV] of one state in registers.
 
@@ -161,7 +165,7 @@ def stream_kernel(
 
 @triton.jit
 def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
-    """Return the index in memory of the j-th state of a scan."""
+    """Return the index in `written` of the j-th part of a scan and head i_h."""
     if REVERSE:
         i = first_part + parts - 1 - j
     else:
@@ -175,7 +179,8 @@ def scan_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each part of a sequence writes by the state before the part: S <- e^{total} S + written.
+    """Replace what each part of a sequence writes by the state before the part: S <- e^{total} S + written. REVERSE: by
+    the gradient of the state after the part, from the last part to the first.
 
     A program holds BE elements of S in registers.
 

@@ -1,19 +1,19 @@
-"""RWKV6 on Hopper GPUs, in Gluon: what the forward and backward kernels of `fused_chunk_triton` compute, for bfloat16
-heads of 64 channels. `fused_chunk_triton` explains symbols, parts, mild chunks and the two paths.
+"""RWKV6 on Hopper GPUs, in Gluon: the forward and backward of `fused_chunk_triton` for bfloat16 heads of 64 channels.
+`fused_chunk_triton` explains the symbols, parts, mild chunks and the two paths.
 
-1. `forward_kernel` walks a part as the kernel in Triton does, with all its arguments.
-2. `chain_kernel` walks a part from last to first, 64 tokens at a time, a group of four chunks. It computes D alone, the
-   gradient of the state leaving a chunk, and stores it after each group.
-3. `grads_kernel` runs one program per group and head, which starts from there and walks the group's chunks from last to
-   first.
+1. `forward_kernel` walks the chunks of a part, like the Triton kernel, whose arguments it has.
+2. `chain_kernel` walks a part from last to first, in groups of four chunks (64 tokens). It computes only D, the
+   gradient of the state that leaves a chunk, and stores it for each group.
+3. `grads_kernel` runs one program per group and head. From the stored D it walks the group's chunks, from last to
+   first, and computes all gradients.
 
-**Memory.** D of a group has as many bytes, in float16, as the group's rows of dv, and is stored there: only the program
-that writes these rows reads it.
+**Memory.** D of a group takes as many bytes in float16 as the group's rows of dv. It is stored there, since the program
+that writes these rows is the only one that reads it.
 
-**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory (`common.bands_gluon`). Each warp
-holds a band of 16 channels: forward, of channels v of S^T; backward, of channels k of D, q*, k* and their gradients, so
-that products with D and S and the update of D stay in its registers. The warps meet when a chunk's rows have arrived,
-and before they read what the others have computed.
+**Why Gluon.** Gluon code sets the layout of each tile, in registers and in shared memory (`common.bands_gluon`). Each
+warp holds a band of 16 channels: in the forward, channels v of S^T; in the backward, channels k of D, q*, k* and their
+gradients. So products with D and S, and the update of D, stay in a warp's registers. The warps synchronize when a
+chunk's rows have arrived, and before one reads what another has computed.
 """
 
 import torch
@@ -34,18 +34,18 @@ GROUP = CHANNELS // CHUNK
 GROUP_TOKENS = tl.constexpr(CHANNELS)
 STATE_SIZE = tl.constexpr(CHANNELS * CHANNELS)
 STAGES = tl.constexpr(3)
-"""Chunks whose rows are in shared memory or on their way there, in `forward_kernel`."""
+"""Chunks in the software pipeline of `forward_kernel`: their rows are in shared memory or being copied there."""
 
 
 @gluon.jit
 def columns(s_x):
-    """Load rows in shared memory transposed, [64, 16], in float32."""
+    """Load rows [16, 64] from shared memory, transposed, as float32 [64, 16]."""
     return gl.convert_layout(s_x.permute([1, 0]).load(bg.LEFT), bg.BAND).to(gl.float32)
 
 
 @gluon.jit
 def stage(buffers, n):
-    """Return buffer n of each tensor."""
+    """Return buffer n of each tensor. buffers: as `allocate_rows` with STAGES returns them."""
     return [x.index(n) for x in buffers]
 
 
@@ -54,7 +54,7 @@ def fetch_rows(s_rows, tensors, base, rows, N: gl.constexpr, H: gl.constexpr):
     """Start the asynchronous copy of N rows of each tensor [rows, H, 64] to shared memory. base: offset of the first
     row. rows: number of rows to read; the others become zeros."""
     t, o = bg.row_offsets(N, H * 64)
-    bg.copy_rows(s_rows, tensors, base + bg.not_kept(o, 8), t < rows)
+    bg.copy_rows(s_rows, tensors, base + bg.recomputed(o, 8), t < rows)
 
 
 @gluon.jit
@@ -62,7 +62,7 @@ def fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H: gl.constexpr):
     """Start the asynchronous copy of a chunk's rows and scores to buffers n. i: index of the chunk and head."""
     fetch_rows(stage(s_rows, n), tensors, base, rows, C, H)
     o_i, o_j = bg.tile_indices(16, 16, bg.SQUARE)
-    p_A = scores + (i * (C * C) + bg.not_kept(o_i * C + o_j, 2))
+    p_A = scores + (i * (C * C) + bg.recomputed(o_i * C + o_j, 2))
     async_copy.async_copy_global_to_shared(s_A.index(n), p_A, mask=(o_i >= 0) & (rows > 0))
 
 
@@ -71,8 +71,10 @@ def fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H: gl.constexpr):
 
 @gluon.jit
 def prepare(s_rows, s_A, n, operands, scale):
-    """Compute a chunk's operands from buffers n: q*, k* and A, each split, and e^{total}. Return v^T as a left
-    operand."""
+    """Compute a chunk's operands from its rows and scores in buffers n. Return v^T, [64, 16], as a left operand.
+
+    operands: shared memory of q*, k* [16, 64] and A [16, 16], each split, and of e^{total} [64].
+    """
     s_r, s_w, s_k, s_v = stage(s_rows, n)
     o_q, o_k, o_A, s_total = operands
     _, before, after, total = bg.decays_by_token(clamped_decay(s_w.load(bg.COLUMNS_RIGHT)))
@@ -89,10 +91,15 @@ def forward_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, KEEP: gl.constexpr, HAS_FIRST: gl.constexpr, WANTS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Do `fused_chunk_triton.forward_kernel`. In registers: S^T, and v^T of a chunk.
+    """Compute o of a part of L chunks of a head's sequence; KEEP: store the state entering each chunk, in float16.
 
-    Two barriers a chunk: after one, the chunk is processed; after the other, its results are copied from shared to
-    global memory, and the next chunk's operands computed.
+    Registers hold S^T, and v^T of a chunk. Each chunk has two barriers. After the first, the chunk is processed; after
+    the second, its results are copied from shared to global memory, and the next chunk's operands are computed.
+
+    r, w, k, v, o [B, T, H, 64] bfloat16, scores [chunks, H, 16, 16]
+    states [chunks, H, 64 (v), 64 (k)] float16 in units of `units` [chunks, H]
+    first [parts, H, 64, 64]: states entering the parts, or None; last [N, H, 64, 64]: final states, or None
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -165,10 +172,10 @@ def chain_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, groups_before, L,
     H: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute D leaving each of the L groups of a part of a head's sequence, from last to first. In registers: D.
+    """Compute D, the gradient of the state leaving each of the L groups of a part, from last to first, in registers.
 
-    Store it in float16: D of 64 tokens has as many bytes as their rows of dv, and is stored there. A sequence's last
-    group may have fewer rows; then its D is stored in `ends`, or not at all without `last`, when it is 0.
+    D of a group is stored in float16 in the group's rows of dv. A sequence's last group may have fewer than 64 rows;
+    its D is stored in `ends` instead, or nowhere without `last`: then it is 0.
 
     r, w, do [B, T, H, 64] bfloat16; D: dv [B, T, H, 64], as float16; ends [N, H, 64 (k), 64 (v)] float16, or None
     d_units [groups, H, 64 (k)]: the units of D
@@ -232,7 +239,7 @@ def chain_kernel(
 
 @gluon.jit
 def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H: gl.constexpr):
-    """Do `fetch` for S too; return whether the chunk is mild, and the unit of S."""
+    """Start the copy of a chunk's rows, scores and S to buffers n. Return whether the chunk is mild, and S's unit."""
     s_rows, s_S, s_A = buffers
     fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H)
     o_v, o_S = bg.row_offsets(64, 64)
@@ -243,7 +250,10 @@ def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H
 
 @gluon.jit
 def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.constexpr):
-    """Return dr, dk and dw, [64, 16] each, with what pairs inside the chunk add to them."""
+    """Return dr, dk and dw, [64, 16] each, plus the terms of the pairs of tokens inside the chunk, level by level.
+
+    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split. b_w [64, 16]: log decays, a left operand.
+    """
     t, i = bg.tile_indices(16, 16, bg.RIGHT)
     i_m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
     zero = gl.zeros([64, 16], gl.float32, bg.BAND)
@@ -269,10 +279,10 @@ def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.con
 def walk_chunk(
     b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, LEVELS: gl.constexpr, MILD: gl.constexpr
 ):
-    """Compute all gradients of one chunk from buffers n; store those of rows, dr, dw, dk and dv, in `s_results`.
+    """Compute all gradients of the chunk in buffers n; store dr, dw, dk and dv in `s_results`, [16, 64] each.
 
-    b_D e^{passing}: D leaving this chunk. unit: of its S. b_u: scale u, [64]. Return D entering the chunk, its
-    `passing`, and du / scale.
+    b_D e^{passing}: D leaving this chunk; b_D [64 (k), 64 (v)], passing [64 (k)]. unit: the unit of its S. b_u: scale
+    times u, [64]. Return b_D and `passing` of the chunk before, and b_du [64], the sum of du / scale.
     """
     s_rows, s_S, s_A = buffers
     s_w, s_r, s_k, s_v, s_do = stage(s_rows, n)
@@ -417,7 +427,7 @@ def grads_kernel(
         # Also a barrier: results and the next chunk's rows are complete, and no warp still reads this chunk's.
         async_copy.wait_group(0)
         t, o = bg.row_offsets(C, H * 64)
-        o = base + bg.not_kept(o, 8)
+        o = base + bg.recomputed(o, 8)
         for m in gl.static_range(4):
             gl.store(grads[m] + o, s_results[m].load(bg.ROWS), mask=t < rows)
         is_mild, unit = next_mild, next_unit
@@ -433,12 +443,12 @@ def grads_kernel(
 
 
 def gradients(plan, inputs, do, saved, grads, last, first, scale):
-    """Launch the kernels: write the gradients of `inputs` to `grads`, those of the initial states to `first`; return
+    """Launch the backward: write the gradients of `inputs` to `grads`, those of the initial states to `first`. Return
     du [H, 64].
 
-    plan: the `_Plan` of `fused_chunk_triton`. inputs: r, w, k, v [B, T, H, 64] bfloat16, and u; grads: dr, dw, dk, dv;
-    do: the gradient of o. saved: states, units, scores and mild, as the forward kernels stored them.
-    first [N, H, 64, 64] float32. last: as of `ChunkPlan.start_parts`.
+    plan: the `_Plan` of `fused_chunk_triton`. inputs: r, w, k, v [B, T, H, 64] bfloat16, and u [H, 64]. do: the
+    gradient of o. saved: states, units, scores and mild, as the forward kernels stored them. grads: dr, dw, dk, dv.
+    last: the gradients of the final states, as `ChunkPlan.start_parts` takes them. first [N, H, 64, 64] float32.
     """
     (r, w, *_), (*_, dv) = inputs, grads
     if plan.packed:

@@ -1,24 +1,25 @@
-"""RWKV7's backward on Hopper GPUs, in Gluon: `fused_chunk_triton.backward_kernel` split into the recurrence over chunks
-and the gradients of each chunk, which are computed in parallel. `fused_chunk_triton` explains symbols, parts and mild
-chunks.
+"""RWKV7's backward on Hopper GPUs, in Gluon: `fused_chunk_triton.backward_kernel` as two kernels, one for the
+recurrence over chunks, one for the gradients of all chunks in parallel. `fused_chunk_triton` explains symbols, parts
+and mild chunks.
 
-1. `chain_kernel` (in `chain_gluon`) runs one program per part and head. It walks the chunks from last to first,
-   computes only D, the gradient of the state leaving each chunk, and y, and stores both.
-2. `grads_kernel` runs one program per chunk and head. It reads D and y, and computes all gradients. Only the pairs of
-   tokens inside a chunk are computed in two ways: `mild_pairs` and, of any decays, `dyadic_pairs`.
+1. `chain_kernel` (in `chain_gluon`) runs one program per part and head. It walks the chunks from last to first and
+   computes only y and D, the gradient of the state leaving each chunk. It stores both.
+2. `grads_kernel` runs one program per chunk and head. It reads D and y and computes all gradients. The pairs of tokens
+   inside a chunk have two paths: `mild_pairs`, and `dyadic_pairs` for any decay.
 
-**D and y take no memory of their own.** They wait in the rows of the chunk's gradients, which are written last: rows of
-D in dr, dk, dv and da (`pointers_of_D`), y in db, the units of y in the first row of dw, and that of D in the second. A
-chunk of fewer than 16 rows is the last of its sequence: its D is in `tails`, and the unit in the first row of dr.
+**D and y take no memory of their own.** They are stored in the rows of the chunk's gradients, which are written last: D
+in dr, dk, dv and da (`pointers_of_D`), y in db, the units of y in the first row of dw, the unit of D in the second. A
+chunk of fewer than 16 rows is the last of its sequence: its D is in `tails`, and D's unit in the first row of dr.
 
-**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory. With the layouts that Triton's
-compiler chooses, the same split is slower than `backward_kernel` (data/tuning.md). Each warp holds a band of 16
-channels, as in `common.bands_triton`. The compiler inserts barriers at a `wait_group` and between uses of a buffer.
+**Why Gluon.** Gluon code sets the layout of each tile, in registers and in shared memory. With the layouts that
+Triton's compiler chooses, the same two kernels are slower than `backward_kernel` (data/tuning.md). Each warp holds a
+band of 16 channels, as in `common.bands_triton`. The compiler inserts barriers at a `wait_group` and between uses of a
+buffer.
 
 **Units.** D, y, F, G, k and the scores of k are float16 operands. To cover the range of float32, each is divided by a
-power of two, its unit, such that its largest element is in [2^13, 2^14). Elements down to 2^-27 of the largest have
-float16's full precision. D, and each of v, v2, do and y as an operand, have one unit per tile; the stored y has one per
-channel; k and its scores have one per key token. The other operands are split into two bfloat16 numbers, as in
+power of two, its unit, so that its largest element is in [2^13, 2^14). Elements down to 2^-27 of the largest have
+float16's full precision. D has one unit per tile, and so has each of v, v2, do and y as an operand. The stored y has
+one per channel; k and its scores have one per key token. The other operands are split into two bfloat16 numbers, as in
 `fused_chunk_triton`, and need no unit.
 """
 
@@ -45,7 +46,7 @@ SMALL_RIGHT = gl.constexpr(gl.DotOperandLayout(1, SMALL.value, 2))
 
 @gluon.jit
 def halves(x):
-    """Split float32 x into high + low, two float16 tiles."""
+    """Split float32 x into high + low, two float16 tiles: 22 bits of mantissa."""
     high = bg.to_half(x)
     return high, bg.to_half(x - high.to(gl.float32))
 
@@ -61,7 +62,7 @@ def sides(x):
 
 @gluon.jit
 def from_operand(x):
-    """Return a left operand in float32 and layout BAND."""
+    """Convert a left operand to float32 in layout BAND."""
     return gl.convert_layout(x, bg.BAND, assert_trivial=True).to(gl.float32)
 
 
@@ -79,8 +80,9 @@ def beside(x, y):
 def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
     """Return the gradients of R and E of a mild chunk, [64, 32] each, and of w without the sum over S D, [64, 16].
 
-    b_R, b_E: rows of reads and keys, transposed, left operands; read, key: their decays about the chunk's middle
-    x_reads, x_keys: what the states add to the gradients of R and E, without these decays
+    b_R, b_E [64, 32]: the reads r, a and the keys k, b, transposed and side by side, left operands
+    read, key [64, 32]: their decay factors about the chunk's middle
+    x_reads, x_keys [64, 32]: the terms of S and D in the gradients of R and E, before multiplication by these factors
     s_P: P [32, 32] in shared memory, split
     """
     R_high, R_low = bg.split(from_operand(b_R) * read)
@@ -104,9 +106,10 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
 
 @gluon.jit
 def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
-    """Return what `mild_pairs` does, of any chunk, by dyadic levels, without subtractions.
+    """Return the results of `mild_pairs` for any decay: by dyadic levels, without subtractions.
 
-    read, key: decays of reads from the chunk's beginning, and of keys to its end.
+    b_w [64, 16]: log decays, a left operand. read, key [64, 32]: the decay factors from the chunk's beginning to each
+    read, and from each key to its end. Other arguments as in `mild_pairs`.
     """
     s_high, s_low = s_P
     j = gl.arange(0, 32, gl.SliceLayout(0, bg.BAND))[None, :]
@@ -161,8 +164,11 @@ def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
 
 @gluon.jit
 def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
-    """Compute a chunk's gradients and write them to `grads` at offsets o [16, 64] with mask m, from what `grads_kernel`
-    copies to shared memory and loads. MILD: a constant, so that mild chunks spill no registers for dyadic levels."""
+    """Compute a chunk's gradients and write them to `grads`, at offsets o [16, 64] where the mask m holds.
+
+    copied, loaded: what `grads_kernel` copies to shared memory, and loads into registers.
+    MILD: a constant of the kernel, so that mild chunks spill no registers for the dyadic levels.
+    """
     s_w, s_R, s_E, s_S, s_D, s_dw = copied
     b_four, is_input, unit4, b_A, b_k, unit_S, unit_D = loaded
     dr, dw, dk, dv, da, db = grads
@@ -289,12 +295,13 @@ def grads_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of chunk program_id(1) of a part.
+    """Compute all gradients of one chunk of a head: chunk program_id(1) of the part of program_id(0).
 
     r, w, k, a, b, v, do and dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16], mild [all chunks, H]
     states [all chunks, H, 64 (v), 64 (k)], v2 [all chunks, H, 16, 64], both float16 in units of `units`
     units [all chunks, H, 65]: of the 64 channels of v2, and of the state
-    dr to db, tails: at first the D, y and units that `chain_kernel` wrote
+    dr to db, tails: on entry the D, y and units that `chain_kernel` wrote
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -360,8 +367,11 @@ def grads_kernel(
 
 
 def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
-    """Write the gradient of the state entering each part, for a zero gradient of the state leaving it, or in the last
-    part for `last`, to `written`, as `carry_grads_kernel` does for all parts. Arguments as in `gradients`."""
+    """Write the gradient of the state entering each part to `written` [parts, H, 64, 64], as `carry_grads_kernel` does.
+
+    It is computed for a zero gradient of the state leaving the part; in a sequence's last part, for `last`
+    [N, H, 64, 64], or None. scores: of `saved`. Other arguments as in `gradients`.
+    """
     r, w, k, v, a, b = inputs
     chain_kernel[(plan.parts * plan.H,)](
         r, w, a, b, do, scores, last, written, *[None] * 7, scale, *where, HAS_LAST=last is not None, KEEP=False,
@@ -370,7 +380,7 @@ def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
 
 
 def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None:
-    """Launch the kernels: write the gradients of `inputs` to `grads`, and those of the initial states to `first`.
+    """Launch the backward: write the gradients of `inputs` to `grads`, and those of the initial states to `first`.
 
     plan: the `_Plan` of `fused_chunk_triton`; where: its arguments of `locate_program` for parts.
     inputs: r, w, k, v, a, b; grads: dr, dw, dk, dv, da, db; do: the gradient of o. All [B, T, H, 64] bfloat16.

@@ -1,9 +1,9 @@
-"""The walk over chunks of RWKV7's backward on Hopper GPUs, in Gluon, for `backward_gluon`, which explains D, y and
-their units; and what `forward_gluon` shares with it.
+"""RWKV7's backward on Hopper GPUs, in Gluon, first half: the recurrence over chunks. `backward_gluon` explains D, y and
+their units. `forward_gluon` shares the code that loads and prepares a chunk.
 
-**The pipeline.** A program walks the chunks of a part. While one chunk is processed, the next one's operands are
-computed, the rows of the one after are copied to shared memory, and the results of the one before are copied from
-there. All buffers are double, and the warps meet at one barrier a chunk.
+**The software pipeline.** A program walks the chunks of a part. In one iteration it processes a chunk, computes the
+next chunk's operands, starts to copy the rows of the chunk after that to shared memory, and copies the previous chunk's
+results from there. Every buffer is double, and the warps synchronize once per chunk.
 """
 
 import triton
@@ -43,8 +43,11 @@ def inverse(unit):
 
 @triton.jit
 def pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, v, k, H: tl.constexpr):
-    """Return pointers to D [64 (v), 64 (k)] of a chunk with this number of rows, at indices v [64, 1] and k [1, 64].
-    base: offset of the chunk's first row in dr; tail: index of its sequence and head in tails."""
+    """Return pointers to the elements of a chunk's D, [64 (v), 64 (k)], at indices v [64, 1] and k [1, 64].
+
+    D of a full chunk takes the chunk's rows of dr, dk, dv and da, 16 rows of D each; D of a shorter one is in `tails`.
+    base: offset of the chunk's first row in dr. tail: index of its sequence and head. rows: its number of rows.
+    """
     x = tl.where(v < 32, tl.where(v < 16, dr, dk), tl.where(v < 48, dv, da)) + (base + v % C * (H * 64))
     x = x.to(tl.pointer_type(tl.float16), bitcast=True)
     return tl.where(rows >= C, x, tails + tail * D_SIZE + v * 64) + k
@@ -52,12 +55,12 @@ def pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, v, k, H: tl.constexpr
 
 @gluon.jit
 def allocate():
-    """Return the shared memory of one chunk:
+    """Allocate the shared memory of one chunk. Return four groups of buffers:
 
-    buffers    rows of w, r, a, b and do, and the matrix that holds N and U
-    operands   r*, a*, b*, N^T and U, each split, and e^{total}
-    largest    max |D| of each band
-    results    D and y, which wait there to be written to global memory
+    buffers    rows of w, r, a, b and do [16, 64], and the matrix that holds N and U [16, 16]
+    operands   r*, a*, b* [16, 64], N^T and U [16, 16], each split, and e^{total} [64]
+    largest    max |D| of each band [4]
+    results    D [64, 64] and y [16, 64], before they are written to global memory
     """
     buffers = bg.allocate_rows(5, C), gl.allocate_shared_memory(gl.float32, [16, 16], bg.PLAIN)
     s_r, s_a = bg.allocate_pair(16, 64, bg.SWIZZLED), bg.allocate_pair(16, 64, bg.SWIZZLED)
@@ -71,8 +74,10 @@ def allocate():
 
 @gluon.jit
 def fetch(buffers, tensors, p_A, base, rows, H: gl.constexpr):
-    """Start the asynchronous copy of a chunk's rows of the tensors [rows, H, 64], and of its scores at p_A, to shared
-    memory. base: offset of the first row. rows: number of rows to read; the others become zeros."""
+    """Start the asynchronous copy of a chunk's rows of the tensors [rows, H, 64], and of its scores at p_A.
+
+    base: offset of the first row. rows: number of rows to read; the others become zeros.
+    """
     s_rows, s_A = buffers
     t, o = bg.row_offsets(C, H * 64)
     bg.copy_rows(s_rows, tensors, base + o, t < rows)
@@ -83,7 +88,8 @@ def fetch(buffers, tensors, p_A, base, rows, H: gl.constexpr):
 
 @gluon.jit
 def store_scores(s_N, s_U, b_A):
-    """Store N^T, the upper triangle of b_A [16, 16] with its diagonal, and U, the rest of it and ones; both split."""
+    """Split and store N^T and U. b_A [16, 16] holds both: N^T on and above its diagonal, U, with a diagonal of ones,
+    below."""
     i, j = bg.tile_indices(16, 16, bg.SQUARE)
     bg.store_pair(s_N, gl.where(j >= i, b_A, 0.0))
     bg.store_pair(s_U, gl.where(j < i, b_A, gl.where(j == i, 1.0, 0.0)))
@@ -91,7 +97,7 @@ def store_scores(s_N, s_U, b_A):
 
 @gluon.jit
 def prepare(buffers, operands, scale):
-    """Compute a chunk's `operands` from its rows and scores, `buffers`. Return do^T as a left operand."""
+    """Compute a chunk's `operands` from its rows and scores, `buffers`. Return do^T, [64, 16], as a left operand."""
     s_rows, s_A = buffers
     s_w, s_r, s_a, s_b, s_do = s_rows
     o_r, o_a, o_b, o_N, o_U, s_total = operands
@@ -106,8 +112,7 @@ def prepare(buffers, operands, scale):
 
 @gluon.jit
 def write_results(grads, tails, results, base, tail, rows, H: gl.constexpr):
-    """Copy D and y of a chunk from shared to global memory, unless it has no rows; base, tail and rows: as in
-    `pointers_of_D`."""
+    """Copy a chunk's D and y from shared to global memory. base, tail, rows: as in `pointers_of_D`; rows <= 0: none."""
     dr, dw, dk, dv, da, db = grads
     s_D, s_y = results
     o_v, o_d = bg.tile_indices(64, 64, bg.ROWS)
@@ -130,10 +135,11 @@ def walk_chunk(
     next chunk       compute its operands from its rows
     the one after    start to copy its rows, if there are more
 
-    own: the memory, as of `allocate`, that has this chunk's operands and that the copied rows fill. other: the memory
-    that has the previous chunk's results and the next one's rows.
-    p_A, base, tail, rows: of this chunk, as in `fetch` and `pointers_of_D`. KEEP: compute results and write them.
-    b_D, b_do: D^T leaving this chunk and its do^T. Return D^T entering this chunk and do^T of the next.
+    own, other: two chunks' memory, as `allocate` returns it. `own` holds this chunk's operands and takes the rows that
+    are copied; `other` holds the previous chunk's results and the next chunk's rows.
+    p_A, base, tail, rows: of this chunk, as in `fetch` and `pointers_of_D`. before: rows of the previous chunk.
+    KEEP: compute results and write them. b_D [64 (v), 64 (k)]: D^T leaving this chunk; b_do: its do^T. Return D^T
+    entering this chunk and do^T of the next.
     """
     STEP: gl.constexpr = C * H * 64
     refilled, operands, s_largest, results = own
@@ -181,15 +187,16 @@ def chain_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, HAS_LAST: gl.constexpr, KEEP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Walk a part. KEEP: write D leaving each of its chunks, and y, to where the chunk's gradients will be, and the
-    gradient of the initial state to `first`. Otherwise, as `carry_grads_kernel` does: walk as
-    if the gradient of the state leaving the part were zero, or in the last part that of the final state, and write the
-    gradient of the state entering it to `first`. In registers: D^T.
+    """Walk a part of L chunks of a head's sequence, from last to first. Registers hold D^T.
+
+    KEEP: write y and the D leaving each chunk to where that chunk's gradients will be, and the gradient of the initial
+    state to `first`. Otherwise do as `carry_grads_kernel`: write the gradient of the state entering the part to
+    `first`, computed as if that of the state leaving it were zero, or in the last part that of the final state.
 
     r, w, a, b, do, dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16]
     KEEP: last [parts, H, 64, 64], first [N, H, 64, 64]; otherwise last [N, H, 64, 64], first [parts, H, 64, 64]
     tails [N, H, 64 (v), 64 (k)] float16; dr to db and tails: as `backward_gluon` describes
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED

@@ -1,5 +1,5 @@
-"""RWKV7's forward on Hopper GPUs, in Gluon: what `fused_chunk_triton.forward_kernel` computes, with the layouts and the
-software pipeline of `backward_gluon.chain_kernel`. `fused_chunk_triton` explains symbols and parts."""
+"""RWKV7's forward on Hopper GPUs, in Gluon: the forward of `fused_chunk_triton` for bfloat16 heads of 64 channels, with
+the layouts and the software pipeline of `chain_gluon`. `fused_chunk_triton` explains symbols and parts."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,12 +14,12 @@ from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, fetch, store_sco
 
 @gluon.jit
 def allocate():
-    """Return the shared memory of one chunk:
+    """Allocate the shared memory of one chunk. Return four groups of buffers:
 
-    buffers    rows of w, r, a, k, b and v, and both matrices of its scores
-    operands   r*, a*, k*, b*, A_rk^T, A_ak, N^T and U, each split, and e^{total}
-    largest    max |S| of each band
-    results    S, v2 and o, which wait there to be written to global memory
+    buffers    rows of w, r, a, k, b and v [16, 64], and both matrices of its scores [32, 16]
+    operands   r*, a*, k*, b* [16, 64], A_rk^T, A_ak, N^T and U [16, 16], each split, and e^{total} [64]
+    largest    max |S| of each band [4]
+    results    S [64, 64], v2 and o [16, 64], before they are written to global memory
     """
     buffers = bg.allocate_rows(6, C), gl.allocate_shared_memory(gl.float32, [32, 16], bg.PLAIN)
     s_r, s_a = bg.allocate_pair(16, 64, bg.SWIZZLED), bg.allocate_pair(16, 64, bg.SWIZZLED)
@@ -35,7 +35,7 @@ def allocate():
 
 @gluon.jit
 def prepare(buffers, operands, scale):
-    """Compute a chunk's `operands` from its rows and scores, `buffers`. Return v^T as a left operand."""
+    """Compute a chunk's `operands` from its rows and scores, `buffers`. Return v^T, [64, 16], as a left operand."""
     s_rows, s_A = buffers
     s_w, s_r, s_a, s_k, s_b, s_v = s_rows
     o_r, o_a, o_k, o_b, o_rk, o_ak, o_N, o_U, s_total = operands
@@ -56,7 +56,7 @@ def prepare(buffers, operands, scale):
 
 @gluon.jit
 def write_results(o, states, v2, results, base, i, rows, H: gl.constexpr, KEEP: gl.constexpr):
-    """Copy o and, if KEEP, S and v2 of a chunk from shared to global memory, unless it has no rows."""
+    """Copy a chunk's o and, if KEEP, its S and v2 from shared to global memory. rows: its rows, <= 0 for no chunk."""
     s_S, s_v2, s_o = results
     o_t, o_rows = bg.row_offsets(C, H * 64)
     gl.store(o + base + o_rows, s_o.load(bg.ROWS), mask=o_t < rows)
@@ -79,10 +79,10 @@ def walk_chunk(
     next chunk       compute its operands from its rows
     the one after    start to copy its rows, if there are more
 
-    own: the memory, as of `allocate`, that has this chunk's operands and that the copied rows fill. other: the memory
-    that has the previous chunk's results and the next one's rows.
-    base, rows: of this chunk, as in `fetch`; i: index of the chunk and head. b_S, b_v: S^T entering this chunk and its
-    v^T. Return S^T leaving this chunk and v^T of the next.
+    own, other: two chunks' memory, as `allocate` returns it. `own` holds this chunk's operands and takes the rows that
+    are copied; `other` holds the previous chunk's results and the next chunk's rows.
+    base, rows: of this chunk, as in `fetch`; i: index of the chunk and head. before: rows of the previous chunk.
+    b_S [64 (v), 64 (k)]: S^T entering this chunk; b_v: its v^T. Return S^T leaving this chunk and v^T of the next.
     """
     STEP: gl.constexpr = C * H * 64
     refilled, operands, s_largest, results = own
@@ -137,12 +137,12 @@ def forward_kernel(
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, KEEP: gl.constexpr, HAS_FIRST: gl.constexpr, WANTS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute o of a part of a sequence, chunk by chunk; KEEP: store S and v2. In registers: S^T.
+    """Compute o of a part of L chunks of a head's sequence; KEEP: store S and v2 of each chunk. Registers hold S^T.
 
     r, w, k, v, a, b, o [B, T, H, 64] bfloat16, scores [chunks, H, 2, 16, 16]
     states [chunks, H, 64 (v), 64 (k)], v2 [chunks, H, 16, 64] float16, units [chunks, H, 65]: scales of v2^T and S
-    first [parts, H, 64, 64]: entering each part; last [N, H, 64, 64]: final states
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    first [parts, H, 64, 64]: states entering the parts, or None; last [N, H, 64, 64]: final states, or None
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -186,10 +186,11 @@ def forward_kernel(
 
 
 def outputs(plan, tensors, first, last, scale, where, keep: bool) -> None:
-    """Launch the kernel: write o and, if `keep`, S, v2 and their units, and the final states to `last` unless None.
+    """Launch the forward: write o, the final states to `last` unless it is None, and, if `keep`, S, v2 and their units.
 
     plan: the `_Plan` of `fused_chunk_triton`; where: its arguments of `locate_program` for parts.
-    tensors: r, w, k, v, a, b, o, states, v2, units and scores. first: the states entering the parts, or None for zeros.
+    tensors: r, w, k, v, a, b, o, states, v2, units and scores, with the shapes in `forward_kernel`.
+    first: the states entering the parts, or None for zeros.
     """
     forward_kernel[(plan.parts * plan.H,)](
         *tensors, first, last, scale, *where, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
