@@ -116,9 +116,11 @@ class Called:
         return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in names]
 
     def parts(self, state: Any) -> list[Tensor]:
+        """Return the parts of a state, a tensor or a sequence of tensors; none for None."""
         return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
     def joined(self, parts: Iterable[Tensor]) -> Tensor | tuple[Tensor, ...] | None:
+        """Return a state of these parts, the inverse of `parts`: a tensor, a tuple of tensors, or None."""
         parts = tuple(parts)
         return None if not parts else parts[0] if len(parts) == 1 else parts
 
@@ -167,10 +169,13 @@ class ByAutograd(Called):
     come from automatic differentiation, in the dtype of the tensors."""
 
     def forward(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
+        """Return o and the final state. args: the tensors in order, the scale and the initial state or None."""
         o, *parts = self._run(args)[0]
         return o.detach(), self.joined(part.detach() for part in parts)
 
     def backward(self, *args) -> tuple:
+        """Return the gradients of the tensors and of the initial state. args: those of `forward`, then the gradients
+        of o and of the final state."""
         return self.both(*args)[2]
 
     def both(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:

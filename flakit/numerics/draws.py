@@ -37,6 +37,7 @@ def logsigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw vectors along the last axis, uniform in direction, of length 1."""
     x = rng.standard_normal(shape)
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -79,6 +80,7 @@ ONE_MINUS_DECAY = Draw(lambda rng, shape: sigmoid(-rng.standard_normal(shape)), 
 
 
 def uniform(low: float, high: float) -> Draw:
+    """Return the uniform distribution of [low, high)."""
     return Draw(lambda rng, shape: rng.uniform(low, high, shape), f"torch.empty({{shape}}).uniform_({low}, {high})")
 
 

@@ -54,6 +54,7 @@ class Sweep:
 
     @property
     def tensors(self) -> tuple[str, ...]:
+        """The names of the measured tensors."""
         return tuple(self.first)
 
     def _put(self, at: tuple[int, ...], measured: Measured) -> None:

@@ -94,9 +94,11 @@ class Store:
             raise ValueError(f"store: {self.path} holds a sweep with {was}, got {now}; name another or delete it")
 
     def get(self, setting: Mapping[str, object]) -> Measured | None:
+        """Return the stored measurement of a setting, None if there is none."""
         return self._known.get(_key({name: in_words(x) for name, x in setting.items()}))
 
     def put(self, setting: Mapping[str, object], measured: Measured) -> None:
+        """Append a measurement to the file and flush it to disk."""
         self._write({"setting": {name: in_words(x) for name, x in setting.items()}, "measured": measured})
 
     def _write(self, entry: dict) -> None:
