@@ -392,8 +392,8 @@ def _check_axes(known: Mapping[str, str], tensors: tuple[str, ...], states, outp
     if missing := [axis for axis in NEEDED if axis not in letters]:
         raise ValueError(f"axes: expected {', '.join(NEEDED)} among those of the tensors, got none called {missing[0]}")
     for name in (*tensors, "o"):
-        of = known[name].split()
-        if ("T" in of or "B" in of) and of[:2] != ["B", "T"]:
+        axes = known[name].split()
+        if ("T" in axes or "B" in axes) and axes[:2] != ["B", "T"]:
             raise ValueError(
                 f'axes: expected batch and time first, "B T …", got "{known[name]}" as {name}; '
                 "let a small function around yours transpose it"
@@ -443,8 +443,8 @@ def _check(op: Operator) -> bool:
     try:
         result = run.on(tensors, scale, state)
     except Exception as error:
-        words = str(error).splitlines()[0] if str(error) else "without a message"
-        raise ValueError(f"forward: it raised {type(error).__name__}: {words}") from error
+        message = str(error).splitlines()[0] if str(error) else "without a message"
+        raise ValueError(f"forward: it raised {type(error).__name__}: {message}") from error
     parts = run.parts(result.final_state)
     if len(parts) != len(op.states):
         raise ValueError(f"forward: expected {len(op.states)} tensors as the final state, got {len(parts)}")

@@ -198,7 +198,7 @@ def sweep(
         for i, measured in results:
             at, setting = missing[i]
             if isinstance(measured, Raised):
-                result.raised[at] = measured.words
+                result.raised[at] = measured.message
             else:
                 result._put(at, measured)
                 if stored is not None:

@@ -168,7 +168,7 @@ def without_padding(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
-    """Raise ValueError unless the log decays w [B, T, H, *] are <= 0, NaN included, where `looks_at_values` holds."""
+    """Raise ValueError if a log decay in w [B, T, H, *] is above 0 or NaN, where `looks_at_values` holds."""
     if not looks_at_values(w):
         return
     w = without_padding(w, cu_seqlens)
