@@ -25,42 +25,6 @@ from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointer
 
 
 @triton.jit
-def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
-             K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-             REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
-             PRECISION: tl.constexpr):  # fmt: skip
-    """Return the state after a chunk of C rows of one head: e^{total} b_S + (x e^{after})^T y.
-
-    b_S [BK, BV]: the state before it. b_w [C, BK], total [BK]: the log decays of the rows, and their sums. REVERSE:
-    return the state's gradient before the rows, b_S being the one after. Other arguments as in `stream_kernel`.
-    """
-    o_c = tl.arange(0, C)
-    if REVERSE:
-        if INCLUSIVE and SCALED:
-            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
-        elif INCLUSIVE:
-            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
-        elif SCALED:
-            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
-        else:
-            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
-    elif SCALED:
-        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
-    else:
-        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    b_S *= tl.exp(total)[:, None]
-    for i_g in tl.static_range(G):
-        b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
-        b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
-        if SCALED:
-            x_high, x_low = split(b_x)
-            b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
-        else:
-            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
-    return b_S
-
-
-@triton.jit
 def _walk(
     x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
     chunks, i_p, i_h, i_k, i_v,
@@ -78,11 +42,9 @@ def _walk(
         p_S, m_S = state_pointers(initial, i_ph, i_k, i_v, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     b_all = tl.zeros([BK], dtype=tl.float32)
+    o_c = tl.arange(0, C)
     for j in range(0, chunks):
-        if REVERSE:
-            i_c = chunks - 1 - j
-        else:
-            i_c = j
+        i_c = chunks - 1 - j if REVERSE else j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
         if SCALED:
@@ -92,13 +54,8 @@ def _walk(
         if SCALED and not TOTALS:
             first, second, is_mild = halves_and_mild(b_w, C, BLOCKS)
             total = first + second
-            if REVERSE:
-                half = exp(second)
-            else:
-                half = exp(first)
-            store_state(
-                states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders
-            )  # fmt: skip
+            half = exp(second if REVERSE else first)
+            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders)
             if mild is not None:
                 tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
         else:
@@ -107,8 +64,30 @@ def _walk(
                 b_all += total
             else:
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
-        b_S = _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
-                       INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+        # e^{total} S + (x e^{after})^T y; REVERSE: the gradient before the chunk, with e^{before}.
+        if REVERSE:
+            if INCLUSIVE and SCALED:
+                factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+            elif INCLUSIVE:
+                factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+            elif SCALED:
+                factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+            else:
+                b_w_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK)
+                factor = tl.exp(decay_before(b_w_prev.to(tl.float32))) * scale
+        elif SCALED:
+            factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+        else:
+            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+        b_S *= tl.exp(total)[:, None]
+        for i_g in tl.static_range(G):
+            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+            b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
+            if SCALED:
+                x_high, x_low = split(b_x)
+                b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+            else:
+                b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
@@ -163,16 +142,6 @@ def stream_kernel(
               OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
-@triton.jit
-def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
-    """Return the index in `written` of the j-th part of a scan and head i_h."""
-    if REVERSE:
-        i = first_part + parts - 1 - j
-    else:
-        i = first_part + j
-    return tl.cast(i, tl.int64) * H + i_h
-
-
 @kernel
 def scan_kernel(
     written, decay, first, last, parts_before, parts,
@@ -201,7 +170,8 @@ def scan_kernel(
         # Issue the loads of four parts before using the first: a scan is bound by load latency.
         i, m, b_written, b_decay = (), (), (), ()
         for n in tl.static_range(4):
-            i += (_scan_index(j + n, first_part, parts, i_h, H, REVERSE),)
+            part = first_part + (parts - 1 - (j + n) if REVERSE else j + n)
+            i += (tl.cast(part, tl.int64) * H + i_h,)
             m += (m_e & (j + n < parts),)
         for n in tl.static_range(4):
             b_written += (tl.load(p_e + i[n] * K * V, mask=m[n], other=0.0),)
