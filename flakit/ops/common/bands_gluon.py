@@ -140,13 +140,6 @@ def full_product(acc, a_high, a_low, b_high, b_low):
 
 
 @gluon.jit
-def between(t, i, SIZE: gl.constexpr):
-    """Return whether token t lies between token i and the boundary of the halves, of SIZE tokens each, of i's block."""
-    is_read, first = (i & SIZE) != 0, i & -SIZE
-    return (t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + SIZE))
-
-
-@gluon.jit
 def decays_by_token(b_w):
     """Return four sums of a chunk's log decays for each token, [16, 64] each, in COLUMNS: over the rows up to its own,
     over those before it, over those after it, and over all rows (the same for every token).

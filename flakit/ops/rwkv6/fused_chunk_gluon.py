@@ -260,7 +260,10 @@ def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.con
     for level in range(LEVELS):
         size = 1 << level
         reads = (i_m & size) != 0
-        weight = exp(mma_v2(b_w, bg.mask(bg.between(t, i, size)), zero)) * gl.where(reads, scale, 1.0)
+        first, last = i & -size, t & -size
+        between = gl.where((i & size) != 0, (t >= first) & (t < i), (t > i) & (t < first + size))
+        transposed = gl.where((t & size) != 0, (i >= last) & (i < t), (i > t) & (i < last + size))
+        weight = exp(mma_v2(b_w, bg.mask(between), zero)) * gl.where(reads, scale, 1.0)
         b_x = gl.where(reads, columns(s_r), columns(s_k)) * weight
         high, low = bg.split_left(b_x)
         meets = bg.mask(((t ^ i) >> level) == 1)
@@ -268,7 +271,7 @@ def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.con
         P_h, P_l = bg.load_pair_transposed(s_P)
         P_high, P_low = (P_high + P_h) * meets, (P_low + P_l) * meets
         grad = mma_v2(low, P_high, mma_v2(high, P_low, mma_v2(high, P_high, zero)))
-        b_dw += bg.sums_along(grad * b_x, bg.between(i, t, size), False)
+        b_dw += bg.sums_along(grad * b_x, transposed, False)
         grad *= weight
         b_dr += gl.where(reads, grad, 0.0)
         b_dk += gl.where(reads, 0.0, grad)

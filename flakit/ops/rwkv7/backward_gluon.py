@@ -105,6 +105,13 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
 
 
 @gluon.jit
+def between(t, i, SIZE: gl.constexpr):
+    """Return whether token t lies between token i and the boundary of the halves, of SIZE tokens each, of i's block."""
+    is_read, first = (i & SIZE) != 0, i & -SIZE
+    return (t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + SIZE))
+
+
+@gluon.jit
 def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
     """Return the results of `mild_pairs` for any decay: by dyadic levels, without subtractions.
 
@@ -135,7 +142,7 @@ def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
         x = from_operand(gl.where((j_left & (1 << level)) != 0, b_R, b_E))
         weight = gl.full([64, 16], 1.0, gl.float32, bg.BAND)
         if level > 0:
-            weight = exp(mma_v2(b_w, bg.mask(bg.between(i, t, 1 << level)), gl.zeros_like(weight)))
+            weight = exp(mma_v2(b_w, bg.mask(between(i, t, 1 << level)), gl.zeros_like(weight)))
         weight = beside(gl.where((j_16 & (1 << level)) != 0, weight * own, weight), weight)
         high, low = bg.split_left(x * weight)
         P_high, P_low = bg.load_pair((s_met_high.slice(32 * level, 32), s_met_low.slice(32 * level, 32)))
@@ -143,7 +150,7 @@ def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
         grad *= weight
         if level > 0:
             left, right = sides(grad * x)
-            b_dw += bg.sums_along(left + right, bg.between(t, i, 1 << level), False)
+            b_dw += bg.sums_along(left + right, between(t, i, 1 << level), False)
         is_read = (j & (1 << level)) != 0
         d_reads += gl.where(is_read, grad, 0.0)
         d_keys += gl.where(is_read, 0.0, grad)
