@@ -31,6 +31,7 @@ def listed(x: Any) -> tuple:
 
 
 def whole_number(name: str, x: object, least: int = 1) -> int:
+    """Return x as an int. Raises ValueError unless it is a whole number of at least `least`."""
     value = plain(x)
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name}: expected a whole number of at least {least}, got {shown(x)}")
@@ -46,6 +47,7 @@ def flag(name: str, x: object, instead: str = "") -> bool:
 
 
 def one_of(name: str, x: object, known: Iterable[str]) -> str:
+    """Return x. Raises ValueError unless it is one of the known strings."""
     known = tuple(known)
     if not isinstance(x, str) or x not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
@@ -53,6 +55,7 @@ def one_of(name: str, x: object, known: Iterable[str]) -> str:
 
 
 def function(name: str, x: object, optional: bool = True) -> Callable | None:
+    """Return x. Raises TypeError unless it is callable, or None and `optional`."""
     if not callable(x) and not (optional and x is None):
         raise TypeError(f"{name}: expected a function{' or None' if optional else ''}, got {shown(x)}")
     return x

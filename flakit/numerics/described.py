@@ -116,9 +116,11 @@ class Called:
         return [first.new_zeros([size[axis] for axis in self.axes[name].split()]) for name in names]
 
     def parts(self, state: Any) -> list[Tensor]:
+        """Return the parts of a state, a tensor or a sequence of tensors; none for None."""
         return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
     def joined(self, parts: Iterable[Tensor]) -> Tensor | tuple[Tensor, ...] | None:
+        """Return a state of these parts, the inverse of `parts`: a tensor, a tuple of tensors, or None."""
         parts = tuple(parts)
         return None if not parts else parts[0] if len(parts) == 1 else parts
 
@@ -167,10 +169,13 @@ class ByAutograd(Called):
     come from automatic differentiation, in the dtype of the tensors."""
 
     def forward(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None]:
+        """Return o and the final state. args: the tensors in order, the scale and the initial state or None."""
         o, *parts = self._run(args)[0]
         return o.detach(), self.joined(part.detach() for part in parts)
 
     def backward(self, *args) -> tuple:
+        """Return the gradients of the tensors and of the initial state. args: those of `forward`, then the gradients
+        of o and of the final state."""
         return self.both(*args)[2]
 
     def both(self, *args) -> tuple[Tensor, Tensor | tuple[Tensor, ...] | None, tuple]:
@@ -265,10 +270,10 @@ def describe(
 
 def with_kernels(op: Operator, kernels: Mapping[str, Callable]) -> Operator:
     """Return the operator with further forms: functions that take its arguments by name or in its order."""
-    how = (op.tensors, op.states, op.axes, op.constants)
+    signature = op.tensors, op.states, op.axes, op.constants
     for x, y in kernels.items():
         function(f"kernels[{x!r}]", y, optional=False)
-    more = {x: Kernel(y, *how) for x, y in kernels.items()}
+    more = {x: Kernel(y, *signature) for x, y in kernels.items()}
     return dataclasses.replace(op, forms={**op.forms, **more})
 
 
@@ -298,7 +303,7 @@ def _described(
             continue
         if not (torch.as_tensor(y) <= 0).all():
             raise ValueError(f"data[{x!r}]: expected log decays <= 0, got {torch.as_tensor(y).max().item():g}")
-        profiles["data"] = recorded(torch.as_tensor(y).double() * nats, known[x].split()).how
+        profiles["data"] = recorded(torch.as_tensor(y).double() * nats, known[x].split()).sample
     profile = profile or ("data" if profiles else "logsigmoid")
     own = {x: whole_number(f"sizes[{x!r}]", y) for x, y in (sizes or {}).items()}
     letters = {axis for x in (*tensors, "o", *states) for axis in known[x].split()}
@@ -306,9 +311,9 @@ def _described(
     if unknown:
         raise ValueError(f"sizes: expected the size of {', '.join(sorted(unknown))}, axes of no meaning here")
     constants = dict(constants or {})
-    how = (tensors, states, known, constants)
+    names = tensors, states, known, constants
     op = Operator(
-        name=name, label=label or name, forms={"naive": Naive(forward, *how)}, reference=ByAutograd(forward, *how),
+        name=name, label=label or name, forms={"naive": Naive(forward, *names)}, reference=ByAutograd(forward, *names),
         chunked=None, chunk_sizes=(), axes=known, tensors=tensors, states=states, outputs=outputs, own_sizes=own,
         decay=decay, nats=nats, profile=profile, profiles=profiles, draws=drawn, constants=constants,
         scale_exponent=float(plain(scale_exponent)), has_scale=takes_all or "scale" in signature, **fields,
@@ -387,8 +392,8 @@ def _check_axes(known: Mapping[str, str], tensors: tuple[str, ...], states, outp
     if missing := [axis for axis in NEEDED if axis not in letters]:
         raise ValueError(f"axes: expected {', '.join(NEEDED)} among those of the tensors, got none called {missing[0]}")
     for name in (*tensors, "o"):
-        of = known[name].split()
-        if ("T" in of or "B" in of) and of[:2] != ["B", "T"]:
+        axes = known[name].split()
+        if ("T" in axes or "B" in axes) and axes[:2] != ["B", "T"]:
             raise ValueError(
                 f'axes: expected batch and time first, "B T …", got "{known[name]}" as {name}; '
                 "let a small function around yours transpose it"
@@ -438,8 +443,8 @@ def _check(op: Operator) -> bool:
     try:
         result = run.on(tensors, scale, state)
     except Exception as error:
-        words = str(error).splitlines()[0] if str(error) else "without a message"
-        raise ValueError(f"forward: it raised {type(error).__name__}: {words}") from error
+        message = str(error).splitlines()[0] if str(error) else "without a message"
+        raise ValueError(f"forward: it raised {type(error).__name__}: {message}") from error
     parts = run.parts(result.final_state)
     if len(parts) != len(op.states):
         raise ValueError(f"forward: expected {len(op.states)} tensors as the final state, got {len(parts)}")
@@ -484,12 +489,10 @@ def _check_float64(op: Operator, tensors: Mapping[str, Tensor], scale, state, o:
 def _check_halves(op: Operator, tensors: Mapping[str, Tensor], scale, state, whole: Output) -> None:
     if not op.states:
         return
-    outputs = []
-    for part in (slice(0, 2), slice(2, None)):
-        piece = {name: x[:, part] if name in op.sequences else x for name, x in tensors.items()}
-        o, state = _naive(op).on(piece, scale, state)
-        outputs.append(o)
-    pairs = [(torch.cat(outputs, 1), whole.o), *zip(*map(_naive(op).parts, (state, whole.final_state)), strict=True)]
+    from .pieces import in_pieces
+
+    halves = in_pieces(op, [2]).forms["naive"](**tensors, scale=scale, initial_state=state)
+    pairs = zip((halves.o, *op.parts(halves.final_state)), (whole.o, *op.parts(whole.final_state)), strict=True)
     for name, (y, z) in zip(op.outputs, pairs, strict=True):
         if (y - z).norm() > 1e-9 * z.norm():
             raise ValueError(

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from .arguments import plain, real_tensor, shown
 
-How = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-"""Draws numbers of a shape whose first axis is time."""
+Sampler = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+"""Draws float64 numbers of a shape whose first axis is time."""
 
 
 @dataclass(frozen=True)
 class Draw:
     """The distribution of one tensor.
 
-    how: draws float64 numbers of a shape with time first. script: a PyTorch expression for it, with `{shape}` in place
+    sample: draws the numbers, a `Sampler`. script: a PyTorch expression for it, with `{shape}` in place
     of the sizes; "" if there is none. stream: the tensor whose random numbers it shares, "" for its own.
     """
 
-    how: How
+    sample: Sampler
     script: str = ""
     stream: str = ""
 
@@ -37,6 +37,7 @@ def logsigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw vectors along the last axis, uniform in direction, of length 1."""
     x = rng.standard_normal(shape)
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -79,6 +80,7 @@ ONE_MINUS_DECAY = Draw(lambda rng, shape: sigmoid(-rng.standard_normal(shape)), 
 
 
 def uniform(low: float, high: float) -> Draw:
+    """Return the uniform distribution of [low, high)."""
     return Draw(lambda rng, shape: rng.uniform(low, high, shape), f"torch.empty({{shape}}).uniform_({low}, {high})")
 
 
@@ -88,14 +90,14 @@ def recorded(x: Tensor | np.ndarray, axes: list[str]) -> Draw:
     drawn = sorted(range(len(axes)), key=lambda n: axes[n] != "T")
     values = torch.as_tensor(x).detach().to("cpu", torch.float64).permute(drawn).numpy()
 
-    def how(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def sample(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         x = values
         for axis, size in enumerate(shape):
             start = rng.integers(values.shape[axis]) if axis == 0 else 0
             x = np.take(x, range(start, start + size), axis, mode="wrap")
         return x
 
-    return Draw(how)
+    return Draw(sample)
 
 
 def draw(name: str, choice: object, axes: list[str]) -> Draw:

@@ -28,6 +28,7 @@ class Errors:
 
     @property
     def finite(self) -> bool:
+        """Whether every value is finite that should be."""
         return self.non_finite == 0
 
     def __str__(self) -> str:

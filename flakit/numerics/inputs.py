@@ -130,13 +130,13 @@ def inputs(
         axes = op.axes[name].split()
         if name == op.decay:
             rng = np.random.default_rng([seed, stream])
-            profiles = _PROFILES | {name: ("", how) for name, how in op.profiles.items()}
+            profiles = _PROFILES | {name: ("", sample) for name, sample in op.profiles.items()}
             profile = op.profile if decay is None or isinstance(decay, str) and decay == MODEL else decay
             x = _decay(profile, rng, axes, sizes, profiles) / op.nats
         else:
             drawn = op.draws.get(name, NORMAL)
             stream = op.tensors.index(drawn.stream) if drawn.stream else stream
-            x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, drawn.how)
+            x = _time_first(np.random.default_rng([seed, stream]), axes, sizes, drawn.sample)
         to = state_dtype(dtype) if name in op.states else decay_dtype if name == op.decay else dtype
         tensors[name] = x.to(to).to(device).requires_grad_(requires_grad)
     return op.arguments(tensors, {} if offsets is None else {"cu_seqlens": offsets.to(device)})

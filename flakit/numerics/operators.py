@@ -23,7 +23,7 @@ from ..ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7
 from ..ops.rwkv7 import chunk_torch as rwkv7_chunked
 from ..ops.rwkv7 import reference as rwkv7_reference
 from .arguments import one_of, shown
-from .draws import REMOVAL_KEY, SOFTMAX, WRITTEN_BACK, Draw, How
+from .draws import REMOVAL_KEY, SOFTMAX, WRITTEN_BACK, Draw, Sampler
 
 if TYPE_CHECKING:
     from .described import ByAutograd
@@ -69,7 +69,7 @@ class Operator:
     state_products: int = 2
     states: tuple[str, ...] = ("initial_state",)
     outputs: tuple[str, ...] = ("o", "final_state")
-    profiles: Mapping[str, How] = field(default_factory=dict)
+    profiles: Mapping[str, Sampler] = field(default_factory=dict)
     nats: float = 1.0
     fixed_decay: Callable[[int], Tensor] | None = None
     draws: Mapping[str, Draw] = field(default_factory=dict)

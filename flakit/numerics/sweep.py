@@ -54,6 +54,7 @@ class Sweep:
 
     @property
     def tensors(self) -> tuple[str, ...]:
+        """The names of the measured tensors."""
         return tuple(self.first)
 
     def _put(self, at: tuple[int, ...], measured: Measured) -> None:
@@ -197,7 +198,7 @@ def sweep(
         for i, measured in results:
             at, setting = missing[i]
             if isinstance(measured, Raised):
-                result.raised[at] = measured.words
+                result.raised[at] = measured.message
             else:
                 result._put(at, measured)
                 if stored is not None:
@@ -303,10 +304,11 @@ def _operator(op: Operator) -> _Measure:
     evaluation = {p.name for p in takes}
 
     def run(**setting):
-        x = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
-        how = {name: value for name, value in setting.items() if name in evaluation}
-        exact = truth(op, x, **{name: how[name] for name in ("grad_seed", "dfinal_state", "arriving") if name in how})
-        return {name: (got, exact[name]) for name, got in evaluate(op, x, **how).items()}
+        tensors = inputs(op, **{name: value for name, value in setting.items() if name not in evaluation})
+        options = {name: value for name, value in setting.items() if name in evaluation}
+        shared = {name: x for name, x in options.items() if name in ("grad_seed", "dfinal_state", "arriving")}
+        exact = truth(op, tensors, **shared)
+        return {name: (got, exact[name]) for name, got in evaluate(op, tensors, **options).items()}
 
     return _Measure(run, op, inspect.Signature(makes + takes))
 

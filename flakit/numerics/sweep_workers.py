@@ -30,7 +30,7 @@ Measured = dict[str, tuple[dict[str, float], tuple[int, ...] | None]]
 class Raised:
     """The error message of a failed measurement, in place of its results."""
 
-    words: str
+    message: str
 
 
 Results = Generator[tuple[int, Measured | Raised], None, None]
@@ -68,11 +68,11 @@ class Store:
         self.path = path / "sweep.jsonl" if path.is_dir() or not path.suffix else path
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._known: dict[str, Measured] = {}
-        whole = 0
+        complete = 0  # bytes of complete lines
         if self.path.exists():
             text = self.path.read_bytes()
-            whole = text.rfind(b"\n") + 1
-            head, *lines = text[:whole].splitlines() or [b""]
+            complete = text.rfind(b"\n") + 1
+            head, *lines = text[:complete].splitlines() or [b""]
             if head:
                 self._check(json.loads(head), expected)
             for line in lines:
@@ -82,8 +82,8 @@ class Store:
                     for name, (numbers, first) in entry["measured"].items()
                 }
         self._file = self.path.open("ab")
-        self._file.truncate(whole)
-        if not whole:
+        self._file.truncate(complete)
+        if not complete:
             self._write(expected)
 
     def _check(self, stored: dict, expected: dict) -> None:
@@ -94,9 +94,11 @@ class Store:
             raise ValueError(f"store: {self.path} holds a sweep with {was}, got {now}; name another or delete it")
 
     def get(self, setting: Mapping[str, object]) -> Measured | None:
+        """Return the stored measurement of a setting, None if there is none."""
         return self._known.get(_key({name: in_words(x) for name, x in setting.items()}))
 
     def put(self, setting: Mapping[str, object], measured: Measured) -> None:
+        """Append a measurement to the file and flush it to disk."""
         self._write({"setting": {name: in_words(x) for name, x in setting.items()}, "measured": measured})
 
     def _write(self, entry: dict) -> None:
@@ -215,9 +217,9 @@ def on_ray(make: Callable, arguments: tuple, settings: Sequence[dict], workers: 
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=_TRIES - 1)(_measure_on_ray)
         waiting = list(range(len(settings)))[::-1]
         running: dict = {}
-        most = 2 * int(ray.cluster_resources().get("CPU", workers))
+        at_once = 2 * int(ray.cluster_resources().get("CPU", workers))
         while waiting or running:
-            while waiting and len(running) < most:
+            while waiting and len(running) < at_once:
                 i = waiting.pop()
                 running[task.remote(shared, settings[i])] = i
             (done,), _ = ray.wait(list(running), num_returns=1)

@@ -78,11 +78,11 @@ def in_short(row: Mapping) -> str:
     """Return a row as a short label: operator, form, B and T, and K above 128, another dtype than bfloat16 and another
     decay than the operator's `profile`. The row also needs form and decay."""
     op = operator(row["op"])
-    words = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
-    words += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
-    words += [row["dtype"]] * (row["dtype"] != "bfloat16")
-    words += [f"w {row['decay']:g}" if isinstance(row["decay"], float) else row["decay"]] * (row["decay"] != op.profile)
-    return " ".join(words)
+    parts = [op.label, "decode" if row.get("decode") else row["form"], f"B{row['B']}"]
+    parts += [f"T{row['T']}"] * (not row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
+    parts += [row["dtype"]] * (row["dtype"] != "bfloat16")
+    parts += [f"w {row['decay']:g}" if isinstance(row["decay"], float) else row["decay"]] * (row["decay"] != op.profile)
+    return " ".join(parts)
 
 
 def _size(row: Mapping) -> dict[str, int]:

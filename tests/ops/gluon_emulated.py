@@ -201,7 +201,7 @@ class Program:
         if isinstance(x, tl.constexpr):
             return x.value
         if isinstance(x, ModuleType):
-            return _Namespace(x, self) if x.__name__.startswith("triton.") else x
+            return _Namespace(x, self) if x.__name__.startswith(("triton.", "flakit.")) else x
         if isinstance(x, KernelInterface):
             is_operation = x.fn.__module__.startswith("triton.") and hasattr(self, name)
             return getattr(self, name) if is_operation else partial(self.call, x)

@@ -11,13 +11,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from .blocks_triton import LENGTHS
 from .kernel_triton import Kernel, Translated
+from .launch import TABLE
 
 NUM_WARPS = 4
 """Warps per program, which the layouts below assume."""
 
 
 class _Source(Translated, GluonASTSource):
-    """The source of a Gluon kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
+    """The source of a Gluon kernel. The compiling thread releases `TURN` once it has translated it."""
 
 
 class _GluonKernel(Kernel):
@@ -27,14 +28,24 @@ class _GluonKernel(Kernel):
         return True
 
 
-def gluon_kernel(function) -> _GluonKernel:
+def kernel(function) -> _GluonKernel:
+    """Decorate a launched Gluon kernel; its helpers have `gluon.jit`."""
     return _GluonKernel(function, LENGTHS)
+
+
+def options(row: str, H: int) -> dict:
+    """Return the keyword arguments of every Gluon kernel. row: its row of the launch table, such as "rwkv6.fused.X"."""
+    return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[row, "16-bit"].maxnreg)
 
 
 BAND = tl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
 """The result of a product [64, *], 16 rows per warp; LEFT and RIGHT are its operands."""
 LEFT = tl.constexpr(gl.DotOperandLayout(0, BAND.value, 2))
 RIGHT = tl.constexpr(gl.DotOperandLayout(1, BAND.value, 2))
+COLUMNS = tl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8]))
+"""The result of a product [16, 64], 16 columns per warp, for rows that are not transposed; below, its operands."""
+COLUMNS_LEFT = tl.constexpr(gl.DotOperandLayout(0, COLUMNS.value, 2))
+COLUMNS_RIGHT = tl.constexpr(gl.DotOperandLayout(1, COLUMNS.value, 2))
 ROWS = tl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 """Rows of 64 channels in the order of global memory, 16 bytes of 16-bit numbers per thread."""
 SWIZZLED = tl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
@@ -44,7 +55,7 @@ SWIZZLED_16 = tl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 PLAIN = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 FLAT = tl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 FOUR = tl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-"""A vector of 4, all of it in every thread."""
+"""A vector of 4 numbers; every thread holds all of them."""
 SQUARE = tl.constexpr(gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0]))
 """A matrix [16, 16]."""
 
@@ -85,10 +96,16 @@ def split_left(x):
 
 
 @gluon.jit
-def allocate_pair(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return shared-memory buffers for the two parts of a split operand."""
-    high = gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
-    return high, gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], LAYOUT)
+def mask(x):
+    """Convert a condition to bfloat16 zeros and ones, an operand of a product."""
+    return x.to(gl.float32).to(gl.bfloat16)
+
+
+@gluon.jit
+def allocate_pair(N: gl.constexpr, M: gl.constexpr, LAYOUT: gl.constexpr, DTYPE: gl.constexpr = gl.bfloat16):
+    """Allocate shared memory [N, M] for the high and for the low part of a split operand."""
+    high = gl.allocate_shared_memory(DTYPE, [N, M], LAYOUT)
+    return high, gl.allocate_shared_memory(DTYPE, [N, M], LAYOUT)
 
 
 @gluon.jit
@@ -116,56 +133,88 @@ def store_pair(pair, x):
 
 
 @gluon.jit
+def full_product(acc, a_high, a_low, b_high, b_low):
+    """Return acc + a @ b of split operands with all four products of their parts."""
+    acc = mma_v2(a_high, b_low, mma_v2(a_low, b_low, acc))
+    return mma_v2(a_high, b_high, mma_v2(a_low, b_high, acc))
+
+
+@gluon.jit
+def decays_by_token(b_w):
+    """Return four sums of a chunk's log decays for each token, [16, 64] each, in COLUMNS: over the rows up to its own,
+    over those before it, over those after it, and over all rows (the same for every token).
+
+    b_w [16, 64]: finite log decays, a right operand.
+    """
+    t, j = tile_indices(16, 16, COLUMNS_LEFT)
+    zero = gl.zeros([16, 64], gl.float32, COLUMNS)
+    upto, before = mma_v2(mask(j <= t), b_w, zero), mma_v2(mask(j < t), b_w, zero)
+    return upto, before, mma_v2(mask(j > t), b_w, zero), mma_v2(mask(t + j >= 0), b_w, zero)
+
+
+@gluon.jit
 def store_band_maxima(s_largest, b_D):
-    """Store max |D| of each warp's band, [4]. After the next barrier every warp takes the maximum of the four."""
+    """Store max |D| of each warp's band of b_D [64, 64] in s_largest [4]. After a barrier, every warp can take the
+    maximum of all four."""
     s_largest.store(gl.max(gl.max(gl.abs(gl.reshape(b_D, (4, 16, 64))), 2), 1))
 
 
 @gluon.jit
-def not_kept(x, CONTIGUOUS: gl.constexpr):
-    """Return int32 x. Without this, the compiler keeps in registers what follows from it through a whole loop, such as
-    an address for each tensor. CONTIGUOUS: so many columns of x are, and begin at a multiple of that."""
+def recomputed(x, CONTIGUOUS: gl.constexpr):
+    """Return int32 x, which the compiler then computes anew in every iteration of a loop.
+
+    Otherwise it computes once whatever follows from x, such as an address for each tensor, and holds that in registers
+    through the loop. CONTIGUOUS: columns of x that are contiguous, from a multiple of this number on.
+    """
     x = gl.inline_asm_elementwise("", "=r,0", [x], gl.int32, False, 1)
     return gl.max_contiguous(gl.multiple_of(x, [1, CONTIGUOUS]), [1, CONTIGUOUS])
 
 
 @gluon.jit
-def indices(N: gl.constexpr, STRIDE: gl.constexpr):
+def tile_indices(N: gl.constexpr, M: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the row indices [N, 1] and the column indices [1, M] of a tile in this layout."""
+    return gl.arange(0, N, gl.SliceLayout(1, LAYOUT))[:, None], gl.arange(0, M, gl.SliceLayout(0, LAYOUT))[None, :]
+
+
+@gluon.jit
+def row_offsets(N: gl.constexpr, STRIDE: gl.constexpr):
     """Return the row indices [N, 1] of a tile of 64 columns, and the offsets of its elements, [N, 64], in rows that are
     STRIDE elements apart."""
-    o = gl.arange(0, N, gl.SliceLayout(1, ROWS))[:, None]
-    return o, o * STRIDE + gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+    t, d = tile_indices(N, 64, ROWS)
+    return t, t * STRIDE + d
 
 
 @gluon.jit
-def allocate_rows(BUFFERS: gl.constexpr, N: gl.constexpr):
-    """Return this number of shared-memory buffers for N rows each. Tensors need separate ones: between accesses to one
-    allocation the compiler inserts barriers, whatever the indices."""
-    return gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, N, 64], SWIZZLED)
+def allocate_rows(COUNT: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr = 0):
+    """Allocate shared memory [N, 64] for N rows of each of COUNT tensors; with STAGES, [STAGES, N, 64].
+
+    Each tensor has an allocation of its own: between accesses to one allocation the compiler inserts barriers, even
+    where the indices differ.
+    """
+    buffers = ()
+    for _ in gl.static_range(COUNT):
+        if STAGES == 0:
+            buffers += (gl.allocate_shared_memory(gl.bfloat16, [N, 64], SWIZZLED),)
+        else:
+            buffers += (gl.allocate_shared_memory(gl.bfloat16, [STAGES, N, 64], SWIZZLED),)
+    return buffers
 
 
 @gluon.jit
-def fetch_rows(buffers, n, tensors, base, rows, N: gl.constexpr, H: gl.constexpr):
-    """Start the asynchronous copy of N rows of each tensor [rows, H, 64] to its buffer n in shared memory. base: offset
-    of the first row. rows: number of rows to read; the others become zeros."""
-    t, o = indices(N, H * 64)
-    o = base + not_kept(o, 8)
-    for m in gl.static_range(len(tensors)):
-        async_copy.async_copy_global_to_shared(buffers[m].index(n), tensors[m] + o, mask=t < rows)
-
-
-@gluon.jit
-def operand_indices(COLUMNS: gl.constexpr):
-    """Return the row indices [16, 1] and column indices [1, COLUMNS] of a right operand [16, COLUMNS]."""
-    i = gl.arange(0, 16, gl.SliceLayout(1, RIGHT))[:, None]
-    return i, gl.arange(0, COLUMNS, gl.SliceLayout(0, RIGHT))[None, :]
+def copy_rows(buffers, tensors, o, there):
+    """Start the asynchronous copy of rows of each tensor, at offsets o [N, 64], to its buffer in shared memory; rows
+    outside the mask `there` become zeros."""
+    for n in gl.static_range(len(tensors)):
+        async_copy.async_copy_global_to_shared(buffers[n], tensors[n] + o, mask=there)
 
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones in float32, a sum of columns of x, as in `blocks_triton`. x: float32. ones [16, *]: a mask. x is
-    split into two bfloat16 terms, or three with ALL_BITS, which keeps all of its bits."""
-    ones = ones.to(gl.float32).to(gl.bfloat16)
+    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: a mask of the columns to add.
+
+    Products take x as two bfloat16 terms, 16 bits of its mantissa; with ALL_BITS as three, all 24 bits.
+    """
+    ones = mask(ones)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)
     acc = mma_v2(gl.convert_layout(high, LEFT), ones, acc)

@@ -51,7 +51,8 @@ def beside(*x: Tensor) -> Tensor:
 
 
 def apart(x: Tensor, axis: int, n: int) -> tuple[Tensor, ...]:
-    """Return every nth row (axis -2) or column (-1), from the first on, as n views; on rows the inverse of `beside`."""
+    """Return n views of x: every nth row (axis -2) or column (-1), from the 1st, 2nd, … nth on. On rows this inverts
+    `beside`."""
     return x.unflatten(axis, (-1, n)).unbind(axis)
 
 
@@ -80,13 +81,13 @@ def carry_states(decay: Tensor, written: Tensor, state: Tensor | None, reverse: 
 
 
 def weighed(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x [..., C n, K] with each row multiplied by its token's row of weight [..., C, K]."""
+    """Return x [..., C n, K], n rows a token, times weight [..., C, K], one row a token."""
     n = x.shape[-2] // weight.shape[-2]
     return x * weight if n == 1 else (x.unflatten(-2, (-1, n)) * weight[..., None, :]).flatten(-3, -2)
 
 
 def weigh_(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply in place as `weighed` does; return x."""
+    """Multiply x by weight in place, with the shapes of `weighed`; return x."""
     return x.unflatten(-2, (weight.shape[-2], -1)).mul_(weight[..., None, :]).flatten(-3, -2)
 
 

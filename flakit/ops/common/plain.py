@@ -29,7 +29,8 @@ def _call(direction: str, package: str, form: str, backend: str, chunk_size: int
     return getattr(module, direction)(first, *others, *rest)
 
 
-def forward(
+def run(
+    direction: str,
     package: str,
     form: str,
     backend: str,
@@ -37,47 +38,28 @@ def forward(
     sequences: tuple[Tensor, ...],
     rest: tuple,
     cu_seqlens: Tensor | None,
+    *arriving,
 ) -> tuple:
-    """Run `forward` of the operator's `chunk_torch` or `reference`; return o [B, T, H, V] and the final state, in
-    float32 or float64."""
-    run = partial(_call, "forward", package, form, backend, chunk_size)
+    """Run the operator's "forward" or "backward", the `direction`, in float32 or float64. Return o [B, T, H, V] and the
+    final state; of a backward, the gradients of `sequences`, then those of the tensors in `rest`, the state's last.
+
+    sequences: the tensors [B, T, H, *]. rest: weights, the scale and the initial state. arriving: of a backward, the
+    gradients of o and of the final state.
+    """
+    call = partial(_call, direction, package, form, backend, chunk_size)
     with torch.autocast(sequences[0].device.type, enabled=False):
         if cu_seqlens is None:
-            return run(sequences, *rest)
+            return call(sequences, *rest, *arriving)
         *shared, state = rest
-        batches = buckets(cu_seqlens)
-        results = [run([x.rows(y) for y in sequences], *shared, x.states(state)) for x in batches]
-        o, states = zip(*results, strict=True)
-        return joined_rows(batches, o, sequences[0].shape[1]), joined_states(batches, states)
-
-
-def backward(
-    package: str,
-    form: str,
-    backend: str,
-    chunk_size: int,
-    sequences: tuple[Tensor, ...],
-    rest: tuple,
-    cu_seqlens: Tensor | None,
-    do: Tensor,
-    dfinal_state,
-) -> tuple:
-    """Run `backward` of the operator's `chunk_torch` or `reference`; return the gradients of `sequences`, then those of
-    the tensors in `rest`, the initial state last."""
-    run = partial(_call, "backward", package, form, backend, chunk_size)
-    with torch.autocast(do.device.type, enabled=False):
-        if cu_seqlens is None:
-            return run(sequences, *rest, do, dfinal_state)
-        *shared, state = rest
-        batches = buckets(cu_seqlens)
-        results = [
-            run([x.rows(y) for y in sequences], *shared, x.states(state), x.rows(do), x.states(dfinal_state))
-            for x in batches
-        ]
-        *grads, dstates = zip(*results, strict=True)
-        rows, dshared = grads[: len(sequences)], grads[len(sequences) :]
+        batches, results = buckets(cu_seqlens), []
+        for x in batches:
+            grads = (x.rows(arriving[0]), x.states(arriving[1])) if arriving else ()
+            results.append(call([x.rows(y) for y in sequences], *shared, x.states(state), *grads))
+        *parts, states = zip(*results, strict=True)
+        rows, weights = parts[: len(sequences)], parts[len(sequences) :]
+        T = sequences[0].shape[1]
         return (
-            *(joined_rows(batches, x, do.shape[1]) for x in rows),
-            *(sum(x) for x in dshared),
-            joined_states(batches, dstates),
+            *(joined_rows(batches, x, T) for x in rows),
+            *(sum(x) for x in weights),
+            joined_states(batches, states),
         )

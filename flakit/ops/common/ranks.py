@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 from . import validation as check
 
 NOTE = 2048
-"""Bytes of a rank's message about its call."""
+"""Bytes of the message in which a rank describes its call to the others."""
 
 
 # --- the sequences on each rank --------------------------------------------------------------------------------------
@@ -93,8 +93,11 @@ def packed_pieces(lengths: Sequence[int], cu_seqlens: Sequence[int]) -> list[Pie
 
 
 def local_pieces(slices: Sequence[tuple[int, bool, bool]]) -> list[Piece]:
-    """Return the pieces from each rank's own account: its number of sequences, whether the first entered, whether the
-    last leaves. Raises `Disagreement` if neighbours contradict. Each rank knows only its own sequences' offsets."""
+    """Return the pieces from what each rank knows of its slice: the number of sequences, whether the first begins on an
+    earlier rank, and whether the last continues on a later one. Raises `Disagreement` if neighbours contradict.
+
+    Offsets are zeros, since each rank knows those of its own sequences only.
+    """
     pieces = [Piece(0, [0] * (sequences + 1), enters, leaves) for sequences, enters, leaves in slices]
     inner = ((a.leaves, b.enters) for a, b in pairwise(pieces))
     ends = [(False, pieces[0].enters), *inner, (pieces[-1].leaves, False)]
@@ -115,11 +118,14 @@ class LinearMap(NamedTuple):
 
     shape: Callable  # (tensors) -> the shape of M, [B, H, ...]
     compute: Callable  # (operator, tensors, settings) -> M
-    apply: Callable  # (M, parts of a state, whether transposed) -> the parts of M S
+    apply: Callable  # (M, parts of a state, transposed) -> the parts of M S, or of M^T S if transposed
 
 
 def decay_map(at: int, *axes: int) -> LinearMap:
-    """Return the `LinearMap` of a decay [B, T, H, rows]. at: that tensor's index; axes: its axis in each state part."""
+    """Return the `LinearMap` of a decay [B, T, H, rows]: M = e^{sum over T}, a factor for each row of the state.
+
+    at: the index of the decay among the tensors. axes: for each part of the state, the axis of its rows, -2 or -1.
+    """
 
     def shape(tensors):
         B, _, H, rows = tensors[at].shape
@@ -138,7 +144,8 @@ def decay_map(at: int, *axes: int) -> LinearMap:
 def _next(
     linear_map: LinearMap, piece: Piece, M: Tensor, S: list[Tensor], N: list[Tensor], transposed: bool
 ) -> list[Tensor]:
-    """Return the state M S + N after a piece, or N if its sequence begins there; transposed: the gradient before it."""
+    """Return the state after a piece: M S + N, or N if its sequence begins there. transposed: the gradient before the
+    piece, from S, the gradient after it."""
     if piece.sequences == 0:
         return S
     return _sums(linear_map.apply(M, S, transposed), N) if piece.passes else N
@@ -177,7 +184,7 @@ def _gathering(group, *parts: Tensor) -> Callable[[], list[Tensor]]:
 
 
 class Disagreement(ValueError):
-    """The arguments of a group's ranks are inconsistent; raised on all ranks."""
+    """The ranks of a group were called with inconsistent arguments. Raised on all ranks."""
 
 
 _compared = WeakKeyDictionary()
@@ -209,8 +216,11 @@ def _exchange(group, device: torch.device, shared: dict, **own) -> list[dict]:
 
 
 def compared(group, x: Tensor, packed: bool, shared: dict, **own) -> list[dict] | None:
-    """Return every rank's description of its call: `shared`, which must be equal, and `own`, such as its T; None where
-    a call on a GPU equals one compared before. shared["call"]: the operator. Raises `Disagreement`."""
+    """Compare a call over all ranks of a group; return every rank's description of it.
+
+    Return None, without communication, where a call on a GPU equals one that was compared before. shared: what must be
+    equal on all ranks, shared["call"] the operator's name; own: what may differ, such as T. Raises `Disagreement`.
+    """
     known, call = _compared.setdefault(group, set()), (shared["call"], str(shared))
     if not _always_compares(x, packed) and call in known:
         return None
@@ -254,7 +264,7 @@ def refusals(call: str, group, tensors: Sequence[object], packed: bool) -> Itera
 
 
 class Over(NamedTuple):
-    """What a call over ranks has in addition to its arguments: the group and this rank's place in it."""
+    """The context of a call over ranks, beside its arguments: the group, and this rank's slice."""
 
     group: object
     empty: bool
@@ -265,9 +275,10 @@ class Over(NamedTuple):
 
 
 def called(operator, run, form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, group):
-    """Call `run`, the rest of an operator's call, in one process, or over the ranks of a group or of a `cp_context`.
+    """Call `run`, an operator's checks and computation, in one process or over the ranks of a group.
 
-    tensors: the `operator.sequences` tensors with T tokens come first.
+    run: a function (form, tensors, scale, initial_state, output_final_state, offsets, chunk_size, backend, over).
+    tensors: first the `operator.sequences` tensors with T tokens. group: a process group, a `cp_context` or None.
     """
     context, straddles, passed_offsets = None, None, offsets
     if is_context(group):
@@ -326,7 +337,7 @@ def _straddles(context, offsets, initial_state, output_final_state) -> tuple[boo
 
 
 class Call(NamedTuple):
-    """What a forward and its backward over ranks share: the operator, the group, the pieces, and the settings."""
+    """The constants of a call over ranks, which its forward and its backward share."""
 
     operator: object  # a `registration.Registered`
     group: object
@@ -406,7 +417,7 @@ def run(operator, over: Over, tensors, states, cu_seqlens, cu_seqlens_cpu, *sett
 
 
 def _with(states, rows: slice, values: list[Tensor], shapes) -> list[Tensor]:
-    """Return copies of a state's parts, None as zeros, in which some rows are replaced by values."""
+    """Return copies of a state's parts with `values` in these rows. None counts as zeros of the part's shape."""
     copies = []
     for x, y, shape in zip(states, values, shapes, strict=True):
         x = y.new_zeros(shape) if x is None else x.to(y.dtype, copy=True)

@@ -157,7 +157,7 @@ class Registered:
             )
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
-            o, final = plain.forward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
+            o, final = plain.run("forward", self.package, form, backend, chunk_size, rows, rest, cu_seqlens)
         o = _own(o, first.dtype)
         if not output_final_state:
             return o, None, saved if keep else None
@@ -207,7 +207,8 @@ class Registered:
             )
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
-            *grads, dstate = plain.backward(self.package, form, backend, chunk_size, rows, rest, cu_seqlens, do, dfinal)
+            call = self.package, form, backend, chunk_size, rows, rest, cu_seqlens
+            *grads, dstate = plain.run("backward", *call, do, dfinal)
         grads = [_own(dx, x.dtype) for dx, x in zip(grads, tensors, strict=True)]
         if state is not None:
             wide = torch.promote_types(do.dtype, torch.float32)

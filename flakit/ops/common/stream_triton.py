@@ -1,9 +1,9 @@
-"""The kernels of the states between chunks. Each head has a state S [K, V], which decays along K, and which each chunk
-updates: S <- e^{total} S + written.
+"""Kernels that carry the states between chunks. Each head has a state S [K, V]. It decays along K, and each chunk
+updates it: S <- e^{total} S + written.
 
 `stream_kernel` walks from chunk to chunk and stores the state entering each. Where heads and sequences are too few to
-fill a GPU, sequences are cut into parts: the stream first computes what each part writes, `scan_kernel` turns that, in
-place, into the state entering each part, and the stream starts from there.
+fill a GPU, sequences are cut into parts, in three launches. The stream computes what each part writes; `scan_kernel`
+replaces that, in place, by the state entering each part; the stream starts again from there.
 """
 
 import triton
@@ -25,39 +25,6 @@ from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointer
 
 
 @triton.jit
-def _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H: tl.constexpr, G: tl.constexpr,
-             K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-             REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, SCALED: tl.constexpr,
-             PRECISION: tl.constexpr):  # fmt: skip
-    """Return the state b_S [BK, BV] after C rows: e^{total} b_S + (x e^{after})^T y of one head, b_w [C, BK] their log
-    decays; REVERSE: the state's gradient before the rows. Arguments as in `stream_kernel`."""
-    o_c = tl.arange(0, C)
-    if REVERSE:
-        if INCLUSIVE and SCALED:
-            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
-        elif INCLUSIVE:
-            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
-        elif SCALED:
-            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
-        else:
-            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32))) * scale
-    elif SCALED:
-        factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
-    else:
-        factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-    b_S *= tl.exp(total)[:, None]
-    for i_g in tl.static_range(G):
-        b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
-        b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
-        if SCALED:
-            x_high, x_low = split(b_x)
-            b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
-        else:
-            b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
-    return b_S
-
-
-@triton.jit
 def _walk(
     x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
     chunks, i_p, i_h, i_k, i_v,
@@ -66,7 +33,8 @@ def _walk(
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does. remainders, decay, mild: or None."""
+    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
+    decay and mild may be None."""
     NK: tl.constexpr = (K + BK - 1) // BK
     i_ph = i_p * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
@@ -74,11 +42,9 @@ def _walk(
         p_S, m_S = state_pointers(initial, i_ph, i_k, i_v, K, V, BK, BV)
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     b_all = tl.zeros([BK], dtype=tl.float32)
+    o_c = tl.arange(0, C)
     for j in range(0, chunks):
-        if REVERSE:
-            i_c = chunks - 1 - j
-        else:
-            i_c = j
+        i_c = chunks - 1 - j if REVERSE else j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
         if SCALED:
@@ -88,13 +54,8 @@ def _walk(
         if SCALED and not TOTALS:
             first, second, is_mild = halves_and_mild(b_w, C, BLOCKS)
             total = first + second
-            if REVERSE:
-                half = exp(second)
-            else:
-                half = exp(first)
-            store_state(
-                states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders
-            )  # fmt: skip
+            half = exp(second if REVERSE else first)
+            store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders)
             if mild is not None:
                 tl.store(mild + i_ch * NK + i_k, is_mild, mask=i_v == 0)
         else:
@@ -103,8 +64,30 @@ def _walk(
                 b_all += total
             else:
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
-        b_S = _advance(b_S, b_w, total, x, y, w, scale, start, end, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE,
-                       INCLUSIVE, SCALED, PRECISION)  # fmt: skip
+        # e^{total} S + (x e^{after})^T y; REVERSE: the gradient before the chunk, with e^{before}.
+        if REVERSE:
+            if INCLUSIVE and SCALED:
+                factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+            elif INCLUSIVE:
+                factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
+            elif SCALED:
+                factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
+            else:
+                b_w_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK)
+                factor = tl.exp(decay_before(b_w_prev.to(tl.float32))) * scale
+        elif SCALED:
+            factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+        else:
+            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+        b_S *= tl.exp(total)[:, None]
+        for i_g in tl.static_range(G):
+            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+            b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
+            if SCALED:
+                x_high, x_low = split(b_x)
+                b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+            else:
+                b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
@@ -128,8 +111,8 @@ def stream_kernel(
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
 
-    Store the state before each chunk and whether the chunk is mild; TOTALS: instead store the state that a part
-    makes of zeros, and e^{its total}. INCLUSIVE: a read decays by its own token's w too.
+    Store the state before each chunk, and whether the chunk is mild. TOTALS: store only the state after each part,
+    started from zeros, and the part's decay factor, e^{its total}. INCLUSIVE: a read decays by its own token's w too.
     G: heads of x and y that write into one state. SCALED: split products, 16-bit states. OTHER_V: columns of a second
     state with the same decay, 0 for none. A program holds a tile [BK, BV] of one state in registers.
 
@@ -159,23 +142,14 @@ def stream_kernel(
               OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
 
 
-@triton.jit
-def _scan_index(j, first_part, parts, i_h, H: tl.constexpr, REVERSE: tl.constexpr):
-    """Return the index in memory of the j-th state of a scan."""
-    if REVERSE:
-        i = first_part + parts - 1 - j
-    else:
-        i = first_part + j
-    return tl.cast(i, tl.int64) * H + i_h
-
-
 @kernel
 def scan_kernel(
     written, decay, first, last, parts_before, parts,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each part of a sequence writes by the state before the part: S <- e^{total} S + written.
+    """Replace what each part of a sequence writes by the state before the part: S <- e^{total} S + written. REVERSE: by
+    the gradient of the state after the part, from the last part to the first.
 
     A program holds BE elements of S in registers.
 
@@ -194,26 +168,17 @@ def scan_kernel(
     p_e, p_d = written + o_e, decay + o_e // V
     for j in range(0, parts, 4):
         # Issue the loads of four parts before using the first: a scan is bound by load latency.
-        i_0 = _scan_index(j, first_part, parts, i_h, H, REVERSE)
-        i_1 = _scan_index(j + 1, first_part, parts, i_h, H, REVERSE)
-        i_2 = _scan_index(j + 2, first_part, parts, i_h, H, REVERSE)
-        i_3 = _scan_index(j + 3, first_part, parts, i_h, H, REVERSE)
-        m_1, m_2, m_3 = m_e & (j + 1 < parts), m_e & (j + 2 < parts), m_e & (j + 3 < parts)
-        b_0 = tl.load(p_e + i_0 * K * V, mask=m_e, other=0.0)
-        b_1 = tl.load(p_e + i_1 * K * V, mask=m_1, other=0.0)
-        b_2 = tl.load(p_e + i_2 * K * V, mask=m_2, other=0.0)
-        b_3 = tl.load(p_e + i_3 * K * V, mask=m_3, other=0.0)
-        d_0 = tl.load(p_d + i_0 * K, mask=m_e, other=0.0)
-        d_1 = tl.load(p_d + i_1 * K, mask=m_1, other=1.0)
-        d_2 = tl.load(p_d + i_2 * K, mask=m_2, other=1.0)
-        d_3 = tl.load(p_d + i_3 * K, mask=m_3, other=1.0)
-        tl.store(p_e + i_0 * K * V, b_S, mask=m_e)
-        b_S = d_0 * b_S + b_0
-        tl.store(p_e + i_1 * K * V, b_S, mask=m_1)
-        b_S = d_1 * b_S + b_1
-        tl.store(p_e + i_2 * K * V, b_S, mask=m_2)
-        b_S = d_2 * b_S + b_2
-        tl.store(p_e + i_3 * K * V, b_S, mask=m_3)
-        b_S = d_3 * b_S + b_3
+        i, m, b_written, b_decay = (), (), (), ()
+        for n in tl.static_range(4):
+            part = first_part + (parts - 1 - (j + n) if REVERSE else j + n)
+            i += (tl.cast(part, tl.int64) * H + i_h,)
+            m += (m_e & (j + n < parts),)
+        for n in tl.static_range(4):
+            b_written += (tl.load(p_e + i[n] * K * V, mask=m[n], other=0.0),)
+        for n in tl.static_range(4):
+            b_decay += (tl.load(p_d + i[n] * K, mask=m[n], other=1.0),)
+        for n in tl.static_range(4):
+            tl.store(p_e + i[n] * K * V, b_S, mask=m[n])
+            b_S = b_decay[n] * b_S + b_written[n]
     if WANTS_LAST:
         tl.store(last + i_nh.to(tl.int64) * K * V + o_e, b_S, mask=m_e)

@@ -15,20 +15,21 @@ from .blocks_triton import (
 from .launch import LONG_CHUNK_SIZE
 
 MILD_HALF = tl.constexpr(-55.0)
-"""A chunk is mild if no channel decays by this much over either half: no factor about the middle reaches e^55."""
+"""A chunk is mild if no channel's log decay over a half is below this: no factor about the middle reaches e^55, …"""
 MILD_TOKEN = tl.constexpr(-4.0)
-"""… and no token decays by more than this: the mild path's decay gradient loses a factor e^{-w} of precision."""
+"""… and if no token's log decay is: the mild path's decay gradient loses a factor e^{-w} of precision."""
 
 BLOCK = tl.constexpr(16)
-"""Rows of the blocks into which chunks with larger decays are cut: a block is mild as a chunk is, …"""
+"""Rows of the blocks into which chunks of larger decays are cut. A block is mild under the conditions of a chunk, …"""
 BLOCK_TOKEN = tl.constexpr(-6.0)
-"""… with this for `MILD_TOKEN`: a difference spans a quarter of the rows."""
+"""… with this instead of `MILD_TOKEN`: a difference spans a quarter of the rows."""
 
 
 @triton.jit
 def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
               BD: tl.constexpr):  # fmt: skip
-    """Load rows start + shift … of one head of p [rows, H, D] as [C, BD]; zero outside the chunk and the sequence."""
+    """Load rows start + shift … of head i_h of p [rows, H, D], columns i_d * BD …, as a tile [C, BD]; zero outside the
+    chunk and the sequence, which ends at row `end`."""
     o_c = tl.arange(0, C) + shift
     o_d = i_d * BD + tl.arange(0, BD)
     m = ((o_c >= 0) & (o_c < C) & (o_c < end - start))[:, None] & (o_d < D)[None, :]
@@ -37,6 +38,7 @@ def load_tile(p, start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: 
 
 @triton.jit
 def store_tile(p, x, start, end, i_h, i_d, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
+    """Store a tile x [C, BD] where `load_tile` loads one without a shift, in p's dtype."""
     o_c = tl.arange(0, C)
     o_d = i_d * BD + tl.arange(0, BD)
     m = (o_c < end - start)[:, None] & (o_d < D)[None, :]
@@ -82,7 +84,7 @@ def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 @triton.jit
 def scaled(x):
-    """Return x [N, D] as float16, each row divided by the power of two below its largest element, and these powers."""
+    """Return x [N, D] in float16, each row divided by the power of two of its largest element, and the powers [N]."""
     x = x.to(tl.float32)
     exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
@@ -93,12 +95,11 @@ def scaled(x):
 @triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
-    """Store a tile of state i. SCALED: in float16, each row divided by the power of two below its largest element, its
-    scale, which is 0 where the row is 0 (or below 2^-118).
+    """Store a tile b_S [BK, BV] of state i of `states` [states, K, V]. SCALED: in float16, `scaled` by row.
 
-    half: the decay factor of half a chunk, [BK]; mild_scales receives scales * half, the row scales of the state at the
-    chunk's middle.
-    remainders: receives the rounding error of float16, in units of the same scales.
+    scales, mild_scales [states, NV, K]: receive the row scales, 0 for rows of zeros (or below 2^-118), and the row
+    scales of the state at the chunk's middle, scales * half. half [BK]: the decay factor of half a chunk.
+    remainders [states, K, V] float16, or None: receives the rounding errors, in units of the row scales.
     """
     p_S, m_S = state_pointers(states, i, i_k, i_v, K, V, BK, BV)
     if SCALED:
@@ -229,15 +230,16 @@ def mildest(mild, i, FLAGS: tl.constexpr):
 
 @triton.jit
 def handles(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
-    """Whether this launch handles chunk-and-head i: the mild launch takes those mild in every block of K."""
+    """Return whether this launch handles chunk-and-head i. The mild launch takes those that are mild in every block of
+    K, the other launch the rest."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
 
 
 @triton.jit
 def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
-    """Whether AT_ONCE chunks-and-heads from `first` on are all mild, which leaves the dyadic launch no work. One load
-    serves all of them: a launch without work spends its time waiting for these loads."""
+    """Return whether AT_ONCE chunks-and-heads from `first` on are all mild, so that the dyadic launch has no work. One
+    load reads all their flags: a launch without work spends its time waiting for these loads."""
     o = first * FLAGS + tl.arange(0, triton.next_power_of_2(AT_ONCE * FLAGS))
     flags = tl.load(mild + o, mask=o < tl.minimum(first + AT_ONCE, total) * FLAGS, other=1)
     return tl.min(flags, 0) > 0
@@ -245,7 +247,7 @@ def all_mild(mild, first, total, AT_ONCE: tl.constexpr, FLAGS: tl.constexpr):
 
 @triton.jit
 def not_mild(mild, i, total, FLAGS: tl.constexpr):
-    """Whether chunk-and-head i is below `total` and not mild in every block of K."""
+    """Return whether chunk-and-head i is below `total` and not mild in some block of K."""
     o = tl.arange(0, triton.next_power_of_2(FLAGS))
     return tl.min(tl.load(mild + i * FLAGS + o, mask=(o < FLAGS) & (i < total), other=1), 0) == 0
 

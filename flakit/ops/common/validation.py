@@ -56,21 +56,22 @@ def nan_decays_pass() -> Iterator[None]:
 
 
 def is_checked() -> bool:
+    """Return whether values are checked on a GPU too: under `checked()`, or with FLAKIT_CHECK=1."""
     # torch.compile cannot trace a context variable; the operator it calls reads the variable when it runs.
     return not torch.compiler.is_compiling() and _checked.get()
 
 
 def looks_at_values(x: Tensor) -> bool:
+    """Return whether the values of x are checked: always on a CPU, on a GPU only if `is_checked`."""
     return x.is_cpu or is_checked()
 
 
 class Once:
-    """A decorator that caches a check of tensors' shapes, dtypes and devices: it runs once for each signature of
-    arguments.
+    """A decorator that runs a check of tensors once for each combination of their shapes, dtypes and devices.
 
-    `check(*args)` depends on nothing else, neither values nor settings, and returns the list of args, perhaps in other
-    dtypes. A signature that passed unchanged is not checked again: the check would be a visible part of a decode step
-    of a few microseconds. args: tensors and None; calls with anything else are always checked.
+    `check(*args)` must depend on these alone, not on values or settings. It returns the list of args, perhaps converted
+    to other dtypes. Arguments that passed unconverted are not checked again: a decode step takes a few microseconds, of
+    which the check would be a visible part. args: tensors and None; calls with anything else are always checked.
     """
 
     MAX_SIGNATURES = 4096
@@ -134,12 +135,14 @@ def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_dtype(name: str, x: Tensor, allowed: tuple[torch.dtype, ...], r: Tensor, like: str = "r") -> None:
+    """Raise TypeError unless x has an allowed dtype. r, like: the tensor that determines them, and its name."""
     if x.dtype not in allowed:
         expected = " or ".join(dict.fromkeys(map(dtype_name, allowed)))
         raise TypeError(f"{name}: expected {expected} beside {dtype_name(r.dtype)} {like}, got {dtype_name(x.dtype)}")
 
 
 def check_device(name: str, x: Tensor, device: torch.device, like: str = "r") -> None:
+    """Raise ValueError unless x is on `device`. like: the argument that is there."""
     if x.device != device:
         raise ValueError(f"{name}: expected device {device} like {like}, got {x.device}")
 
@@ -165,6 +168,7 @@ def without_padding(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
+    """Raise ValueError if a log decay in w [B, T, H, *] is above 0 or NaN, where `looks_at_values` holds."""
     if not looks_at_values(w):
         return
     w = without_padding(w, cu_seqlens)
@@ -181,6 +185,7 @@ def check_decay(name: str, w: Tensor, cu_seqlens: Tensor | None = None) -> None:
 
 
 def check_finite(name: str, x: Tensor, where: str = "under flakit.checked()") -> None:
+    """Raise ValueError, with the first index, unless all of x is finite. where: ends the expectation in its message."""
     if not x.isfinite().all():
         at = (~x.isfinite()).nonzero()[0]
         raise ValueError(f"{name}: expected finite values {where}, got {x[tuple(at)].item():.4g} at {at.tolist()}")
@@ -222,11 +227,11 @@ def check_packing(cu_seqlens: object, cu_seqlens_cpu: object, B: int, device: to
 def check_state(
     name: str, state: object, shape: Mapping[str, int], packed: bool, first: Tensor, like: str = "r"
 ) -> Tensor:
-    """Return a state in the dtype of the computation, float32 or float64. Raises TypeError or ValueError for a wrong
-    one.
+    """Return a state in the dtype of the computation, float32 or float64. Raises TypeError or ValueError unless it is a
+    floating tensor of this shape on the device of `first`.
 
-    shape: expected, first N. first: the operator's first sequence. PyTorch differentiates the conversion, so the
-    state's gradient has the state's dtype.
+    shape: axis names and sizes, N first. first: the operator's first tensor. PyTorch differentiates the conversion, so
+    the state's gradient has the state's own dtype.
     """
     check_tensor(name, state, shape, f" (N = {shape['N']} {'packed sequences' if packed else 'like B'})")
     check_device(name, state, first.device, like)

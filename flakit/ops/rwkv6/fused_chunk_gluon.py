@@ -1,19 +1,19 @@
-"""RWKV6 on Hopper GPUs, in Gluon: what the forward and backward kernels of `fused_chunk_triton` compute, for bfloat16
-heads of 64 channels. `fused_chunk_triton` explains symbols, parts, mild chunks and the two paths.
+"""RWKV6 on Hopper GPUs, in Gluon: the forward and backward of `fused_chunk_triton` for bfloat16 heads of 64 channels.
+`fused_chunk_triton` explains the symbols, parts, mild chunks and the two paths.
 
-1. `forward_kernel` walks a part as the kernel in Triton does, with all its arguments.
-2. `chain_kernel` walks a part from last to first, 64 tokens at a time, a group of four chunks. It computes D alone, the
-   gradient of the state leaving a chunk, and stores it after each group.
-3. `grads_kernel` runs one program per group and head, which starts from there and walks the group's chunks from last to
-   first.
+1. `forward_kernel` walks the chunks of a part, like the Triton kernel, whose arguments it has.
+2. `chain_kernel` walks a part from last to first, in groups of four chunks (64 tokens). It computes only D, the
+   gradient of the state that leaves a chunk, and stores it for each group.
+3. `grads_kernel` runs one program per group and head. From the stored D it walks the group's chunks, from last to
+   first, and computes all gradients.
 
-**Memory.** D of a group has as many bytes, in float16, as the group's rows of dv, and is stored there: only the program
-that writes these rows reads it.
+**Memory.** D of a group takes as many bytes in float16 as the group's rows of dv. It is stored there, since the program
+that writes these rows is the only one that reads it.
 
-**Why Gluon.** Its code sets the layout of each tile in registers and in shared memory (`common.bands_gluon`). Each warp
-holds a band of 16 channels: forward, of channels v of S^T; backward, of channels k of D, q*, k* and their gradients, so
-that products with D and S and the update of D stay in its registers. The warps meet when a chunk's rows have arrived,
-and before they read what the others have computed.
+**Why Gluon.** Gluon code sets the layout of each tile, in registers and in shared memory (`common.bands_gluon`). Each
+warp holds a band of 16 channels: in the forward, channels v of S^T; in the backward, channels k of D, q*, k* and their
+gradients. So products with D and S, and the update of D, stay in a warp's registers. The warps synchronize when a
+chunk's rows have arrived, and before one reads what another has computed.
 """
 
 import torch
@@ -22,38 +22,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from ..common.bands_gluon import (
-    BAND,
-    FLAT,
-    FOUR,
-    LEFT,
-    NUM_WARPS,
-    PLAIN,
-    RIGHT,
-    ROWS,
-    SQUARE,
-    SWIZZLED,
-    SWIZZLED_16,
-    allocate_pair,
-    allocate_rows,
-    fetch_rows,
-    gluon_kernel,
-    indices,
-    load_pair,
-    load_pair_transposed,
-    not_kept,
-    operand_indices,
-    split,
-    split_left,
-    store_band_maxima,
-    store_pair,
-    sums_along,
-    to_bfloat16,
-    to_half,
-)
+from ..common import bands_gluon as bg
+from ..common.bands_gluon import options
 from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, clamped_decay, power_of_two
 from ..common.blocks_triton import exp
-from ..common.launch import TABLE
 from ..common.positions_triton import locate_program
 
 C = tl.constexpr(CHUNK)
@@ -62,33 +34,35 @@ GROUP = CHANNELS // CHUNK
 GROUP_TOKENS = tl.constexpr(CHANNELS)
 STATE_SIZE = tl.constexpr(CHANNELS * CHANNELS)
 STAGES = tl.constexpr(3)
-"""Chunks whose rows are in shared memory or on their way there, in `forward_kernel`."""
-
-
-def options(kernel: str, H: int) -> dict:
-    """Return the keyword arguments that every kernel takes."""
-    return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv6.fused.{kernel}", "16-bit"].maxnreg)
-
-
-@gluon.jit
-def mask(x):
-    """Return a condition as an operand of zeros and ones."""
-    return x.to(gl.float32).to(gl.bfloat16)
+"""Chunks in the software pipeline of `forward_kernel`: their rows are in shared memory or being copied there."""
 
 
 @gluon.jit
 def columns(s_x):
-    """Load rows in shared memory transposed, [64, 16], in float32."""
-    return gl.convert_layout(s_x.permute([1, 0]).load(LEFT), BAND).to(gl.float32)
+    """Load rows [16, 64] from shared memory, transposed, as float32 [64, 16]."""
+    return gl.convert_layout(s_x.permute([1, 0]).load(bg.LEFT), bg.BAND).to(gl.float32)
+
+
+@gluon.jit
+def stage(buffers, n):
+    """Return buffer n of each tensor. buffers: as `allocate_rows` with STAGES returns them."""
+    return [x.index(n) for x in buffers]
+
+
+@gluon.jit
+def fetch_rows(s_rows, tensors, base, rows, N: gl.constexpr, H: gl.constexpr):
+    """Start the asynchronous copy of N rows of each tensor [rows, H, 64] to shared memory. base: offset of the first
+    row. rows: number of rows to read; the others become zeros."""
+    t, o = bg.row_offsets(N, H * 64)
+    bg.copy_rows(s_rows, tensors, base + bg.recomputed(o, 8), t < rows)
 
 
 @gluon.jit
 def fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H: gl.constexpr):
-    """Do `fetch_rows` for a chunk's rows, and for its scores too. i: index of the chunk and head."""
-    fetch_rows(s_rows, n, tensors, base, rows, C, H)
-    o_i = gl.arange(0, 16, gl.SliceLayout(1, SQUARE))[:, None]
-    o_j = gl.arange(0, 16, gl.SliceLayout(0, SQUARE))[None, :]
-    p_A = scores + (i * (C * C) + not_kept(o_i * C + o_j, 2))
+    """Start the asynchronous copy of a chunk's rows and scores to buffers n. i: index of the chunk and head."""
+    fetch_rows(stage(s_rows, n), tensors, base, rows, C, H)
+    o_i, o_j = bg.tile_indices(16, 16, bg.SQUARE)
+    p_A = scores + (i * (C * C) + bg.recomputed(o_i * C + o_j, 2))
     async_copy.async_copy_global_to_shared(s_A.index(n), p_A, mask=(o_i >= 0) & (rows > 0))
 
 
@@ -97,33 +71,35 @@ def fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H: gl.constexpr):
 
 @gluon.jit
 def prepare(s_rows, s_A, n, operands, scale):
-    """Compute a chunk's operands from buffers n: q*, k* and A, each split, and e^{total}. Return v^T as a left
-    operand."""
-    # Tiles [16, 64] are not transposed here: each warp holds 16 channels as columns.
-    COLUMNS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
-    s_r, s_w, s_k, s_v = s_rows
+    """Compute a chunk's operands from its rows and scores in buffers n. Return v^T, [64, 16], as a left operand.
+
+    operands: shared memory of q*, k* [16, 64] and A [16, 16], each split, and of e^{total} [64].
+    """
+    s_r, s_w, s_k, s_v = stage(s_rows, n)
     o_q, o_k, o_A, s_total = operands
-    t = gl.arange(0, 16, gl.SliceLayout(1, gl.DotOperandLayout(0, COLUMNS, 2)))[:, None]
-    j = gl.arange(0, 16, gl.SliceLayout(0, gl.DotOperandLayout(0, COLUMNS, 2)))[None, :]
-    b_w = clamped_decay(s_w.index(n).load(gl.DotOperandLayout(1, COLUMNS, 2)))
-    zero = gl.zeros([16, 64], gl.float32, COLUMNS)
-    s_total.store(exp(gl.max(mma_v2(mask(t + j >= 0), b_w, zero), 0)))  # all rows are equal
-    store_pair(o_q, s_r.index(n).load(COLUMNS).to(gl.float32) * (exp(mma_v2(mask(j < t), b_w, zero)) * scale))
-    store_pair(o_k, s_k.index(n).load(COLUMNS).to(gl.float32) * exp(mma_v2(mask(j > t), b_w, zero)))
-    store_pair(o_A, s_A.index(n).load(SQUARE))
-    return s_v.index(n).permute([1, 0]).load(LEFT)
+    _, before, after, total = bg.decays_by_token(clamped_decay(s_w.load(bg.COLUMNS_RIGHT)))
+    s_total.store(exp(gl.max(total, 0)))
+    bg.store_pair(o_q, s_r.load(bg.COLUMNS).to(gl.float32) * (exp(before) * scale))
+    bg.store_pair(o_k, s_k.load(bg.COLUMNS).to(gl.float32) * exp(after))
+    bg.store_pair(o_A, s_A.index(n).load(bg.SQUARE))
+    return s_v.permute([1, 0]).load(bg.LEFT)
 
 
-@gluon_kernel
+@bg.kernel
 def forward_kernel(
     r, w, k, v, o, states, units, scores, first, last, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, KEEP: gl.constexpr, HAS_FIRST: gl.constexpr, WANTS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Do `fused_chunk_triton.forward_kernel`. In registers: S^T, and v^T of a chunk.
+    """Compute o of a part of L chunks of a head's sequence; KEEP: store the state entering each chunk, in float16.
 
-    Two barriers a chunk: after one, the chunk is processed; after the other, its results are copied from shared to
-    global memory, and the next chunk's operands computed.
+    Registers hold S^T, and v^T of a chunk. Each chunk has two barriers. After the first, the chunk is processed; after
+    the second, its results are copied from shared to global memory, and the next chunk's operands are computed.
+
+    r, w, k, v, o [B, T, H, 64] bfloat16, scores [chunks, H, 16, 16]
+    states [chunks, H, 64 (v), 64 (k)] float16 in units of `units` [chunks, H]
+    first [parts, H, 64, 64]: states entering the parts, or None; last [N, H, 64, 64]: final states, or None
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -132,26 +108,25 @@ def forward_kernel(
     rows = gl.where(count > 0, end - begin, 0).to(gl.int32)
     base = (begin * H + i_h) * 64
     i = (first_chunk * H + i_h).to(gl.int64)
-    s_rows = allocate_rows(STAGES, C), allocate_rows(STAGES, C), allocate_rows(STAGES, C), allocate_rows(STAGES, C)
-    s_A = gl.allocate_shared_memory(gl.float32, [STAGES, 16, 16], PLAIN)
-    s_q, s_k = allocate_pair(16, 64, SWIZZLED), allocate_pair(16, 64, SWIZZLED)
-    s_scores, s_total = allocate_pair(16, 16, SWIZZLED_16), gl.allocate_shared_memory(gl.float32, [64], FLAT)
-    s_S = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
-    s_o = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_largest = gl.allocate_shared_memory(gl.float32, [4], FLAT)
+    s_rows = bg.allocate_rows(4, C, STAGES)
+    s_A = gl.allocate_shared_memory(gl.float32, [STAGES, 16, 16], bg.PLAIN)
+    s_q, s_k = bg.allocate_pair(16, 64, bg.SWIZZLED), bg.allocate_pair(16, 64, bg.SWIZZLED)
+    s_scores, s_total = bg.allocate_pair(16, 16, bg.SWIZZLED_16), gl.allocate_shared_memory(gl.float32, [64], bg.FLAT)
+    s_S = gl.allocate_shared_memory(gl.float16, [64, 64], bg.SWIZZLED)
+    s_o = gl.allocate_shared_memory(gl.bfloat16, [16, 64], bg.SWIZZLED)
+    s_largest = gl.allocate_shared_memory(gl.float32, [4], bg.FLAT)
     operands = s_q, s_k, s_scores, s_total
-    o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND))[:, None]
-    o_k = gl.arange(0, 64, gl.SliceLayout(0, BAND))[None, :]
-    b_S = gl.zeros([64, 64], gl.float32, BAND)
+    o_v, o_k = bg.tile_indices(64, 64, bg.BAND)
+    b_S = gl.zeros([64, 64], gl.float32, bg.BAND)
     if HAS_FIRST:
         b_S = gl.load(first + gl.program_id(0).to(gl.int64) * STATE_SIZE + o_k * 64 + o_v)
-    zero = gl.zeros([64, 16], gl.float32, BAND)
+    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
     for n in gl.static_range(STAGES):
         fetch(s_rows, s_A, n, (r, w, k, v), scores, base + n * STEP, i + n * H, rows - n * C, H)
         async_copy.commit_group()
     async_copy.wait_group(STAGES - 1)
     b_v = prepare(s_rows, s_A, 0, operands, scale)
-    store_band_maxima(s_largest, b_S)
+    bg.store_band_maxima(s_largest, b_S)
     for n in range(0, count):
         # Also a barrier: this chunk's operands are complete, and the next one's rows.
         async_copy.wait_group(STAGES - 2)
@@ -159,25 +134,25 @@ def forward_kernel(
         fetch(s_rows, s_A, n % STAGES, (r, w, k, v), scores, far, i + STAGES * H, behind, H)
         async_copy.commit_group()
         if KEEP:
-            reciprocal, unit = power_of_two(gl.max(s_largest.load(FOUR), 0))
-            s_S.store(to_half(b_S * reciprocal))
+            reciprocal, unit = power_of_two(gl.max(s_largest.load(bg.FOUR), 0))
+            s_S.store(bg.to_half(b_S * reciprocal))
             gl.store(units + i, unit)
-        S_h, S_l = split_left(b_S)
-        q_h, q_l = load_pair_transposed(s_q)
-        A_h, A_l = load_pair_transposed(s_scores)
+        S_h, S_l = bg.split_left(b_S)
+        q_h, q_l = bg.load_pair_transposed(s_q)
+        A_h, A_l = bg.load_pair_transposed(s_scores)
         b_o = mma_v2(S_h, q_h, mma_v2(b_v, A_h, mma_v2(b_v, A_l, zero)))
         b_o += mma_v2(S_h, q_l, mma_v2(S_l, q_h, zero))
-        s_o.permute([1, 0]).store(to_bfloat16(b_o))
-        k_h, k_l = load_pair(s_k)
-        b_S *= s_total.load(gl.SliceLayout(0, BAND))[None, :]
+        s_o.permute([1, 0]).store(bg.to_bfloat16(b_o))
+        k_h, k_l = bg.load_pair(s_k)
+        b_S *= s_total.load(gl.SliceLayout(0, bg.BAND))[None, :]
         b_S = mma_v2(b_v, k_h, mma_v2(b_v, k_l, b_S))
         # The compiler inserts a barrier before the first load of what was stored above.
-        o_t, o_rows = indices(C, H * 64)
-        gl.store(o + (base + o_rows), s_o.load(ROWS), mask=o_t < rows)
+        o_t, o_rows = bg.row_offsets(C, H * 64)
+        gl.store(o + (base + o_rows), s_o.load(bg.ROWS), mask=o_t < rows)
         if KEEP:
-            o_t, o_S = indices(64, 64)
-            gl.store(states + i * STATE_SIZE + o_S, s_S.load(ROWS))
-            store_band_maxima(s_largest, b_S)
+            o_t, o_S = bg.row_offsets(64, 64)
+            gl.store(states + i * STATE_SIZE + o_S, s_S.load(bg.ROWS))
+            bg.store_band_maxima(s_largest, b_S)
         b_v = prepare(s_rows, s_A, (n + 1) % STAGES, operands, scale)
         base += STEP
         i += H
@@ -191,16 +166,16 @@ def forward_kernel(
 # --- the chain -------------------------------------------------------------------------------------------------------
 
 
-@gluon_kernel
+@bg.kernel
 def chain_kernel(
     r, w, do, last, first, D, ends, d_units, scale,
     T, sequence_of_part, parts_before, cu_seqlens, groups_before, L,
     H: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Compute D leaving each of the L groups of a part of a head's sequence, from last to first. In registers: D.
+    """Compute D, the gradient of the state leaving each of the L groups of a part, from last to first, in registers.
 
-    Store it in float16: D of 64 tokens has as many bytes as their rows of dv, and is stored there. A sequence's last
-    group may have fewer rows; then its D is stored in `ends`, or not at all without `last`, when it is 0.
+    D of a group is stored in float16 in the group's rows of dv. A sequence's last group may have fewer than 64 rows;
+    its D is stored in `ends` instead, or nowhere without `last`: then it is 0.
 
     r, w, do [B, T, H, 64] bfloat16; D: dv [B, T, H, 64], as float16; ends [N, H, 64 (k), 64 (v)] float16, or None
     d_units [groups, H, 64 (k)]: the units of D
@@ -213,44 +188,44 @@ def chain_kernel(
     STEP: gl.constexpr = GROUP_TOKENS * H * 64
     rows = (end - begin).to(gl.int32) - (count - 1) * GROUP_TOKENS
     base = ((begin + (count - 1) * GROUP_TOKENS) * H + i_h) * 64
-    s_rows = allocate_rows(2, GROUP_TOKENS), allocate_rows(2, GROUP_TOKENS), allocate_rows(2, GROUP_TOKENS)
-    s_D = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
+    s_rows = bg.allocate_rows(3, GROUP_TOKENS, 2)
+    s_D = gl.allocate_shared_memory(gl.float16, [64, 64], bg.SWIZZLED)
     for n in gl.static_range(2):
         there = gl.where(n < count, rows + n * GROUP_TOKENS, 0)
-        fetch_rows(s_rows, n, (r, w, do), base - n * STEP, there, GROUP_TOKENS, H)
+        fetch_rows(stage(s_rows, n), (r, w, do), base - n * STEP, there, GROUP_TOKENS, H)
         async_copy.commit_group()
-    o_k, o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND)), gl.arange(0, 64, gl.SliceLayout(0, BAND))
+    o_k, o_v = gl.arange(0, 64, gl.SliceLayout(1, bg.BAND)), gl.arange(0, 64, gl.SliceLayout(0, bg.BAND))
     state = o_k[:, None] * 64 + o_v[None, :]
     i_end = (i_n * H + i_h).to(gl.int64) * STATE_SIZE
-    t, j = operand_indices(16)
-    zero = gl.zeros([64, 16], gl.float32, BAND)
-    b_D = gl.zeros([64, 64], gl.float32, BAND)
+    t, j = bg.tile_indices(16, 16, bg.RIGHT)
+    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
+    b_D = gl.zeros([64, 64], gl.float32, bg.BAND)
     if HAS_LAST:
         b_D += gl.load(last + gl.program_id(0).to(gl.int64) * STATE_SIZE + state)
     async_copy.wait_group(1)
     for n in range(0, count):
         reciprocal, unit = power_of_two(gl.max(gl.abs(b_D), 1))
-        s_D.store(to_half(b_D * reciprocal[:, None]))
+        s_D.store(bg.to_half(b_D * reciprocal[:, None]))
         i = ((first_group + count - 1 - n) * H + i_h).to(gl.int64)
         gl.store(d_units + i * 64 + o_k, unit)
-        s_r, s_w, s_do = s_rows[0].index(n % 2), s_rows[1].index(n % 2), s_rows[2].index(n % 2)
+        s_r, s_w, s_do = stage(s_rows, n % 2)
         for m in gl.static_range(GROUP_TOKENS - C, -1, -C):
-            b_w = clamped_decay(s_w.slice(m, 16).permute([1, 0]).load(LEFT))
-            read = exp(mma_v2(b_w, mask(t < j), zero)) * scale
-            total = exp(gl.max(mma_v2(b_w, mask(t + j >= 0), zero), 1))  # all columns are equal
-            q_h, q_l = split_left(columns(s_r.slice(m, 16)) * read)
-            do_rows = s_do.slice(m, 16).load(RIGHT)
+            b_w = clamped_decay(s_w.slice(m, 16).permute([1, 0]).load(bg.LEFT))
+            read = exp(mma_v2(b_w, bg.mask(t < j), zero)) * scale
+            total = exp(gl.max(mma_v2(b_w, bg.mask(t + j >= 0), zero), 1))  # all columns are equal
+            q_h, q_l = bg.split_left(columns(s_r.slice(m, 16)) * read)
+            do_rows = s_do.slice(m, 16).load(bg.RIGHT)
             b_D = mma_v2(q_h, do_rows, mma_v2(q_l, do_rows, b_D * total[:, None]))
         # Also a barrier: D and the next group's rows are complete, and no warp still reads this group's.
         async_copy.wait_group(0)
         if rows >= GROUP_TOKENS:
-            _, o = indices(64, H * 64)
-            gl.store(D + (base + o), s_D.load(ROWS))
+            _, o = bg.row_offsets(64, H * 64)
+            gl.store(D + (base + o), s_D.load(bg.ROWS))
         elif HAS_LAST:
-            _, o = indices(64, 64)
-            gl.store(ends + i_end + o, s_D.load(ROWS))
+            _, o = bg.row_offsets(64, 64)
+            gl.store(ends + i_end + o, s_D.load(bg.ROWS))
         there = gl.where(n + 2 < count, rows + 2 * GROUP_TOKENS, 0)
-        fetch_rows(s_rows, n % 2, (r, w, do), base - 2 * STEP, there, GROUP_TOKENS, H)
+        fetch_rows(stage(s_rows, n % 2), (r, w, do), base - 2 * STEP, there, GROUP_TOKENS, H)
         async_copy.commit_group()
         base -= STEP
         rows += GROUP_TOKENS
@@ -264,43 +239,39 @@ def chain_kernel(
 
 @gluon.jit
 def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H: gl.constexpr):
-    """Do `fetch` for S too; return whether the chunk is mild, and the unit of S."""
+    """Start the copy of a chunk's rows, scores and S to buffers n. Return whether the chunk is mild, and S's unit."""
     s_rows, s_S, s_A = buffers
     fetch(s_rows, s_A, n, tensors, scores, base, i, rows, H)
-    o_v, o_S = indices(64, 64)
+    o_v, o_S = bg.row_offsets(64, 64)
     async_copy.async_copy_global_to_shared(s_S.index(n), states + i * STATE_SIZE + o_S, mask=(o_v >= 0) & (rows > 0))
     async_copy.commit_group()
     return gl.load(mild + i, mask=rows > 0, other=1.0), gl.load(units + i, mask=rows > 0, other=1.0)
 
 
 @gluon.jit
-def full_product(acc, a_high, a_low, b_high, b_low):
-    """Return acc + a @ b of split operands with all four products of their parts."""
-    acc = mma_v2(a_high, b_low, mma_v2(a_low, b_low, acc))
-    return mma_v2(a_high, b_high, mma_v2(a_low, b_high, acc))
-
-
-@gluon.jit
 def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.constexpr):
-    """Return dr, dk and dw, [64, 16] each, with what pairs inside the chunk add to them."""
-    t, i = operand_indices(16)
-    i_m = gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :]
-    zero = gl.zeros([64, 16], gl.float32, BAND)
+    """Return dr, dk and dw, [64, 16] each, plus the terms of the pairs of tokens inside the chunk, level by level.
+
+    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split. b_w [64, 16]: log decays, a left operand.
+    """
+    t, i = bg.tile_indices(16, 16, bg.RIGHT)
+    i_m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
+    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
     for level in range(LEVELS):
         size = 1 << level
         reads = (i_m & size) != 0
         first, last = i & -size, t & -size
         between = gl.where((i & size) != 0, (t >= first) & (t < i), (t > i) & (t < first + size))
         transposed = gl.where((t & size) != 0, (i >= last) & (i < t), (i > t) & (i < last + size))
-        weight = exp(mma_v2(b_w, mask(between), zero)) * gl.where(reads, scale, 1.0)
+        weight = exp(mma_v2(b_w, bg.mask(between), zero)) * gl.where(reads, scale, 1.0)
         b_x = gl.where(reads, columns(s_r), columns(s_k)) * weight
-        high, low = split_left(b_x)
-        meets = mask(((t ^ i) >> level) == 1)
-        P_high, P_low = load_pair(s_P)
-        P_h, P_l = load_pair_transposed(s_P)
+        high, low = bg.split_left(b_x)
+        meets = bg.mask(((t ^ i) >> level) == 1)
+        P_high, P_low = bg.load_pair(s_P)
+        P_h, P_l = bg.load_pair_transposed(s_P)
         P_high, P_low = (P_high + P_h) * meets, (P_low + P_l) * meets
         grad = mma_v2(low, P_high, mma_v2(high, P_low, mma_v2(high, P_high, zero)))
-        b_dw += sums_along(grad * b_x, transposed, False)
+        b_dw += bg.sums_along(grad * b_x, transposed, False)
         grad *= weight
         b_dr += gl.where(reads, grad, 0.0)
         b_dk += gl.where(reads, 0.0, grad)
@@ -311,97 +282,94 @@ def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.con
 def walk_chunk(
     b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, LEVELS: gl.constexpr, MILD: gl.constexpr
 ):
-    """Compute all gradients of one chunk from buffers n; store those of rows, dr, dw, dk and dv, in `s_results`.
+    """Compute all gradients of the chunk in buffers n; store dr, dw, dk and dv in `s_results`, [16, 64] each.
 
-    b_D e^{passing}: D leaving this chunk. unit: of its S. b_u: scale u, [64]. Return D entering the chunk, its
-    `passing`, and du / scale.
+    b_D e^{passing}: D leaving this chunk; b_D [64 (k), 64 (v)], passing [64 (k)]. unit: the unit of its S. b_u: scale
+    times u, [64]. Return b_D and `passing` of the chunk before, and b_du [64], the sum of du / scale.
     """
-    SMALL: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     s_rows, s_S, s_A = buffers
-    s_w, s_r, s_k, s_v, s_do = s_rows
-    s_w, s_r, s_k, s_v, s_do = s_w.index(n), s_r.index(n), s_k.index(n), s_v.index(n), s_do.index(n)
+    s_w, s_r, s_k, s_v, s_do = stage(s_rows, n)
     s_S = s_S.index(n)
     s_D, s_keys, s_P, s_scores, s_own, s_SD = work
 
     # The scores of pairs are products of do and v.
-    store_pair(s_scores, s_A.index(n).load(SQUARE))
-    s_own.store(gl.sum(s_do.load(ROWS).to(gl.float32) * s_v.load(ROWS).to(gl.float32), 1))
-    b_P = gl.zeros([16, 16], gl.float32, SMALL)
-    do_rows = s_do.load(gl.DotOperandLayout(0, SMALL, 2))
-    b_P = mma_v2(do_rows, s_v.permute([1, 0]).load(gl.DotOperandLayout(1, SMALL, 2)), b_P)
-    p_i = gl.arange(0, 16, gl.SliceLayout(1, SMALL))[:, None]
-    p_j = gl.arange(0, 16, gl.SliceLayout(0, SMALL))[None, :]
-    store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
+    bg.store_pair(s_scores, s_A.index(n).load(bg.SQUARE))
+    s_own.store(gl.sum(s_do.load(bg.ROWS).to(gl.float32) * s_v.load(bg.ROWS).to(gl.float32), 1))
+    b_P = gl.zeros([16, 16], gl.float32, bg.COLUMNS)
+    do_rows = s_do.load(bg.COLUMNS_LEFT)
+    b_P = mma_v2(do_rows, s_v.permute([1, 0]).load(bg.COLUMNS_RIGHT), b_P)
+    p_i, p_j = bg.tile_indices(16, 16, bg.COLUMNS)
+    bg.store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
 
     # In bands of channels of k: what needs no other warp.
-    t, j = operand_indices(16)
-    m = gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :]
-    zero = gl.zeros([64, 16], gl.float32, BAND)
-    b_w = s_w.permute([1, 0]).load(LEFT)
+    t, j = bg.tile_indices(16, 16, bg.RIGHT)
+    m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
+    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
+    b_w = s_w.permute([1, 0]).load(bg.LEFT)
     if not MILD:
         b_w = clamped_decay(b_w)
-    read, key = mma_v2(b_w, mask(t < j), zero), mma_v2(b_w, mask(t > j), zero)
+    read, key = mma_v2(b_w, bg.mask(t < j), zero), mma_v2(b_w, bg.mask(t > j), zero)
     mid = gl.sum(gl.where((m == C // 2) & MILD, read, 0.0), 1)
     rest = gl.sum(gl.where((m == C // 2 - 1) & MILD, key, 0.0), 1)
     read, key = exp(read - mid[:, None]) * scale, exp(key - rest[:, None])
     b_D *= exp(passing + rest)[:, None]
     of_S = exp(mid) * unit
-    b_S = s_S.permute([1, 0]).load(LEFT).to(gl.float32)
-    s_SD.store(gl.sum(gl.convert_layout(b_S, BAND) * b_D, 1) * of_S)
-    S_high, S_low = split(b_S)
-    b_do = s_do.permute([1, 0]).load(RIGHT)
+    b_S = s_S.permute([1, 0]).load(bg.LEFT).to(gl.float32)
+    s_SD.store(gl.sum(gl.convert_layout(b_S, bg.BAND) * b_D, 1) * of_S)
+    S_high, S_low = bg.split(b_S)
+    b_do = s_do.permute([1, 0]).load(bg.RIGHT)
     x = mma_v2(S_high, b_do, mma_v2(S_low, b_do, zero)) * of_S[:, None]
-    D_high, D_low = store_pair(s_D, b_D)
-    b_v = s_v.permute([1, 0]).load(RIGHT)
-    y = mma_v2(gl.convert_layout(D_high, LEFT), b_v, mma_v2(gl.convert_layout(D_low, LEFT), b_v, zero))
-    q_high, q_low = split(columns(s_r) * read)
-    k_high, k_low = store_pair(s_keys, columns(s_k) * key)
-    b_dw = sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, t < j, False)
+    D_high, D_low = bg.store_pair(s_D, b_D)
+    b_v = s_v.permute([1, 0]).load(bg.RIGHT)
+    y = mma_v2(gl.convert_layout(D_high, bg.LEFT), b_v, mma_v2(gl.convert_layout(D_low, bg.LEFT), b_v, zero))
+    q_high, q_low = bg.split(columns(s_r) * read)
+    k_high, k_low = bg.store_pair(s_keys, columns(s_k) * key)
+    b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, t < j, False)
 
     # In bands of channels of v. The loads below come after a barrier, so that D, k* and P are complete.
     s_D_high, s_D_low = s_D
-    D_high, D_low = s_D_high.permute([1, 0]).load(LEFT), s_D_low.permute([1, 0]).load(LEFT)
-    keys_high, keys_low = load_pair(s_keys)
+    D_high, D_low = s_D_high.permute([1, 0]).load(bg.LEFT), s_D_low.permute([1, 0]).load(bg.LEFT)
+    keys_high, keys_low = bg.load_pair(s_keys)
     b_dv = mma_v2(D_high, keys_low, mma_v2(D_low, keys_high, zero))
     b_dv += mma_v2(D_high, keys_high, zero)
-    A_high, A_low = load_pair(s_scores)
-    do_columns = s_do.permute([1, 0]).load(LEFT)
+    A_high, A_low = bg.load_pair(s_scores)
+    do_columns = s_do.permute([1, 0]).load(bg.LEFT)
     b_dv += mma_v2(do_columns, A_high, mma_v2(do_columns, A_low, zero))
-    s_results[3].index(0).permute([1, 0]).store(to_bfloat16(b_dv))
+    s_results[3].permute([1, 0]).store(bg.to_bfloat16(b_dv))
 
     # In bands of channels of k: pairs of tokens inside the chunk.
-    q_h, q_l = gl.convert_layout(q_high, LEFT), gl.convert_layout(q_low, LEFT)
-    b_SD = s_SD.load(gl.SliceLayout(1, BAND))
+    q_h, q_l = gl.convert_layout(q_high, bg.LEFT), gl.convert_layout(q_low, bg.LEFT)
+    b_SD = s_SD.load(gl.SliceLayout(1, bg.BAND))
     if not MILD:
-        total = exp(gl.max(mma_v2(b_w, mask(t + j >= 0), zero), 1))  # all columns are equal
+        total = exp(gl.max(mma_v2(b_w, bg.mask(t + j >= 0), zero), 1))  # all columns are equal
         b_D *= total[:, None]
-    do_rows = s_do.load(RIGHT)
+    do_rows = s_do.load(bg.RIGHT)
     b_D = mma_v2(q_h, do_rows, mma_v2(q_l, do_rows, b_D))
     if MILD:
-        k_h, k_l = gl.convert_layout(k_high, LEFT), gl.convert_layout(k_low, LEFT)
-        P_high, P_low = load_pair(s_P)
-        z = full_product(zero, q_h, q_l, P_high, P_low)
-        P_high, P_low = load_pair_transposed(s_P)
-        x = full_product(x, k_h, k_l, P_high, P_low)
+        k_h, k_l = gl.convert_layout(k_high, bg.LEFT), gl.convert_layout(k_low, bg.LEFT)
+        P_high, P_low = bg.load_pair(s_P)
+        z = bg.full_product(zero, q_h, q_l, P_high, P_low)
+        P_high, P_low = bg.load_pair_transposed(s_P)
+        x = bg.full_product(x, k_h, k_l, P_high, P_low)
         of_pairs = (k_high.to(gl.float32) + k_low.to(gl.float32)) * z
-        b_dw += sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, t > j, True)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, t > j, True)
         b_dw += b_SD[:, None] - of_pairs
         b_dr, b_dk = x * read, (y + z) * key
     else:
-        b_dw += sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, t > j, False)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, t > j, False)
         b_dw += (b_SD * total)[:, None]
         b_dr, b_dk = x * read, y * key
         b_dr, b_dk, b_dw = add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS)
     b_dw = gl.where((m == 0) & (unit < 2.0**-118), 0.0, b_dw)  # as `is_zero`
-    s_results[1].index(0).permute([1, 0]).store(to_bfloat16(b_dw))
+    s_results[1].permute([1, 0]).store(bg.to_bfloat16(b_dw))
     b_r, b_k = columns(s_r), columns(s_k)
-    b_own = s_own.load(gl.SliceLayout(0, BAND))[None, :]
-    s_results[2].index(0).permute([1, 0]).store(to_bfloat16(b_dk + b_own * b_u[:, None] * b_r))
-    s_results[0].index(0).permute([1, 0]).store(to_bfloat16(b_dr + b_own * b_u[:, None] * b_k))
+    b_own = s_own.load(gl.SliceLayout(0, bg.BAND))[None, :]
+    s_results[2].permute([1, 0]).store(bg.to_bfloat16(b_dk + b_own * b_u[:, None] * b_r))
+    s_results[0].permute([1, 0]).store(bg.to_bfloat16(b_dr + b_own * b_u[:, None] * b_k))
     return b_D, mid, b_du + gl.sum(b_own * b_r * b_k, 1)
 
 
-@gluon_kernel
+@bg.kernel
 def grads_kernel(
     r, w, k, v, u, do, states, units, scores, mild, D, ends, d_units, dr, dw, dk, dv, scale,
     T, sequence_of_group, groups_before, cu_seqlens, chunks_before, L,
@@ -425,22 +393,21 @@ def grads_kernel(
     rows = (end - begin - last * C).to(gl.int32)
     base = ((begin + last * C) * H + i_h) * 64
     i = ((first_chunk + last) * H + i_h).to(gl.int64)
-    s_rows = allocate_rows(2, C), allocate_rows(2, C), allocate_rows(2, C), allocate_rows(2, C), allocate_rows(2, C)
-    s_S = gl.allocate_shared_memory(gl.float16, [2, 64, 64], SWIZZLED)
-    s_A = gl.allocate_shared_memory(gl.float32, [2, 16, 16], PLAIN)
-    s_D, s_keys = allocate_pair(64, 64, SWIZZLED), allocate_pair(64, 16, SWIZZLED_16)
-    s_P, s_scores = allocate_pair(16, 16, SWIZZLED_16), allocate_pair(16, 16, SWIZZLED_16)
-    s_own = gl.allocate_shared_memory(gl.float32, [16], FLAT)
-    s_SD = gl.allocate_shared_memory(gl.float32, [64], FLAT)
-    s_results = allocate_rows(1, C), allocate_rows(1, C), allocate_rows(1, C), allocate_rows(1, C)
+    s_rows = bg.allocate_rows(5, C, 2)
+    s_S = gl.allocate_shared_memory(gl.float16, [2, 64, 64], bg.SWIZZLED)
+    s_A = gl.allocate_shared_memory(gl.float32, [2, 16, 16], bg.PLAIN)
+    s_D, s_keys = bg.allocate_pair(64, 64, bg.SWIZZLED), bg.allocate_pair(64, 16, bg.SWIZZLED_16)
+    s_P, s_scores = bg.allocate_pair(16, 16, bg.SWIZZLED_16), bg.allocate_pair(16, 16, bg.SWIZZLED_16)
+    s_own = gl.allocate_shared_memory(gl.float32, [16], bg.FLAT)
+    s_SD = gl.allocate_shared_memory(gl.float32, [64], bg.FLAT)
+    s_results = bg.allocate_rows(4, C)
     buffers, work = (s_rows, s_S, s_A), (s_D, s_keys, s_P, s_scores, s_own, s_SD)
-    tensors = w, r, k, v, do
+    tensors, grads = (w, r, k, v, do), (dr, dw, dk, dv)
     is_mild, unit = fetch_all(buffers, 0, tensors, states, units, scores, mild, base, i, rows, H)
     next_mild, next_unit = fetch_all(
         buffers, 1, tensors, states, units, scores, mild, base - STEP, i - H, gl.where(count > 1, rows + C, 0), H
     )
-    o_k = gl.arange(0, 64, gl.SliceLayout(1, BAND))
-    o_v = gl.arange(0, 64, gl.SliceLayout(0, BAND))
+    o_k, o_v = gl.arange(0, 64, gl.SliceLayout(1, bg.BAND)), gl.arange(0, 64, gl.SliceLayout(0, bg.BAND))
     at = gl.program_id(0).to(gl.int64)
     b_u = gl.load(u + i_h * 64 + o_k).to(gl.float32) * scale
     p_D = D + (((begin * H + i_h) * 64) + o_k[:, None] * (H * 64) + o_v[None, :])
@@ -451,8 +418,8 @@ def grads_kernel(
         )
     b_D = gl.load(p_D, mask=(o_k[:, None] >= 0) & (whole | HAS_LAST), other=0.0).to(gl.float32)
     b_D *= gl.load(d_units + at * 64 + o_k)[:, None]
-    passing = gl.zeros([64], gl.float32, gl.SliceLayout(1, BAND))
-    b_du = gl.zeros([64], gl.float32, gl.SliceLayout(1, BAND))
+    passing = gl.zeros([64], gl.float32, gl.SliceLayout(1, bg.BAND))
+    b_du = gl.zeros([64], gl.float32, gl.SliceLayout(1, bg.BAND))
     async_copy.wait_group(1)
     for n in range(0, count):
         state = b_D, passing, b_du, unit, b_u
@@ -462,12 +429,10 @@ def grads_kernel(
             b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, LEVELS, False)
         # Also a barrier: results and the next chunk's rows are complete, and no warp still reads this chunk's.
         async_copy.wait_group(0)
-        t, o = indices(C, H * 64)
-        o = base + not_kept(o, 8)
-        gl.store(dr + o, s_results[0].index(0).load(ROWS), mask=t < rows)
-        gl.store(dw + o, s_results[1].index(0).load(ROWS), mask=t < rows)
-        gl.store(dk + o, s_results[2].index(0).load(ROWS), mask=t < rows)
-        gl.store(dv + o, s_results[3].index(0).load(ROWS), mask=t < rows)
+        t, o = bg.row_offsets(C, H * 64)
+        o = base + bg.recomputed(o, 8)
+        for m in gl.static_range(4):
+            gl.store(grads[m] + o, s_results[m].load(bg.ROWS), mask=t < rows)
         is_mild, unit = next_mild, next_unit
         next_mild, next_unit = fetch_all(
             buffers, n % 2, tensors, states, units, scores, mild, base - 2 * STEP, i - 2 * H,
@@ -481,12 +446,12 @@ def grads_kernel(
 
 
 def gradients(plan, inputs, do, saved, grads, last, first, scale):
-    """Launch the kernels: write the gradients of `inputs` to `grads`, those of the initial states to `first`; return
+    """Launch the backward: write the gradients of `inputs` to `grads`, those of the initial states to `first`. Return
     du [H, 64].
 
-    plan: the `_Plan` of `fused_chunk_triton`. inputs: r, w, k, v [B, T, H, 64] bfloat16, and u; grads: dr, dw, dk, dv;
-    do: the gradient of o. saved: states, units, scores and mild, as the forward kernels stored them.
-    first [N, H, 64, 64] float32. last: as of `ChunkPlan.start_parts`.
+    plan: the `_Plan` of `fused_chunk_triton`. inputs: r, w, k, v [B, T, H, 64] bfloat16, and u [H, 64]. do: the
+    gradient of o. saved: states, units, scores and mild, as the forward kernels stored them. grads: dr, dw, dk, dv.
+    last: the gradients of the final states, as `ChunkPlan.start_parts` takes them. first [N, H, 64, 64] float32.
     """
     (r, w, *_), (*_, dv) = inputs, grads
     if plan.packed:
@@ -502,11 +467,11 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale):
     flags = dict(HAS_LAST=last is not None, PACKED=plan.packed)
     chain_kernel[(plan.parts * plan.H,)](
         r, w, do, last, first, *stored, scale, T, *parts, offsets, groups_before, L // GROUP,
-        **flags, **options("chain", plan.H),
+        **flags, **options("rwkv6.fused.chain", plan.H),
     )  # fmt: skip
     grads_kernel[(shape[0] * plan.H,)](
         *inputs, do, *saved, *stored, *grads, scale,
         T, groups, groups_before, offsets, chunks_before, GROUP,
-        LEVELS=LEVELS, **flags, **options("grads", plan.H),
+        LEVELS=LEVELS, **flags, **options("rwkv6.fused.grads", plan.H),
     )  # fmt: skip
     return d_units.sum(0)

@@ -443,7 +443,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     if _takes_gluon(r, w, k, v, o, states, scores):
         from . import fused_chunk_gluon
 
-        walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("forward", plan.H)
+        walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("rwkv6.fused.forward", plan.H)
     else:
         walk, launch = forward_kernel, dict(V=plan.V, BV=CHANNELS, **launch_options("rwkv6.fused.forward", r))
     walk[(plan.parts * plan.H,)](

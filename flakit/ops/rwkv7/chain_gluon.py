@@ -1,9 +1,9 @@
-"""The walk over chunks of RWKV7's backward on Hopper GPUs, in Gluon, for `backward_gluon`, which explains D, y and
-their units; and what `forward_gluon` shares with it.
+"""RWKV7's backward on Hopper GPUs, in Gluon, first half: the recurrence over chunks. `backward_gluon` explains D, y and
+their units. `forward_gluon` shares the code that loads and prepares a chunk.
 
-**The pipeline.** A program walks the chunks of a part. While one chunk is processed, the next one's operands are
-computed, the rows of the one after are copied to shared memory, and the results of the one before are copied from
-there. All buffers are double, and the warps meet at one barrier a chunk.
+**The software pipeline.** A program walks the chunks of a part. In one iteration it processes a chunk, computes the
+next chunk's operands, starts to copy the rows of the chunk after that to shared memory, and copies the previous chunk's
+results from there. Every buffer is double, and the warps synchronize once per chunk.
 """
 
 import triton
@@ -12,37 +12,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from ..common.bands_gluon import (
-    BAND,
-    FLAT,
-    FOUR,
-    LEFT,
-    NUM_WARPS,
-    PLAIN,
-    ROWS,
-    SQUARE,
-    SWIZZLED,
-    SWIZZLED_16,
-    allocate_pair,
-    gluon_kernel,
-    load_pair,
-    load_pair_transposed,
-    split_left,
-    store_band_maxima,
-    store_pair,
-    to_half,
-)
+from ..common import bands_gluon as bg
 from ..common.bands_triton import CHANNELS, CHUNK, clamped_decay
 from ..common.blocks_triton import exp
-from ..common.launch import TABLE
 from ..common.positions_triton import locate_program
 from .fused_chunk_triton import UNITS
-
-
-def options(kernel: str, H: int) -> dict:
-    """Return keyword arguments common to RWKV7's Gluon kernels. kernel: X of the launch table's row "rwkv7.fused.X"."""
-    return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[f"rwkv7.fused.{kernel}", "16-bit"].maxnreg)
-
 
 C = tl.constexpr(CHUNK)
 D_SIZE = tl.constexpr(CHANNELS * CHANNELS)
@@ -50,9 +24,6 @@ Y_SIZE = tl.constexpr(CHUNK * CHANNELS)
 A_SIZE = tl.constexpr(2 * CHUNK * CHUNK)
 """Elements of a chunk's scores: two matrices."""
 UNITS_SIZE = tl.constexpr(UNITS)
-
-
-# --- what all kernels share ---
 
 
 @gluon.jit
@@ -72,177 +43,160 @@ def inverse(unit):
 
 @triton.jit
 def pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, v, k, H: tl.constexpr):
-    """Return pointers to D [64 (v), 64 (k)] of a chunk with this number of rows, at indices v [64, 1] and k [1, 64].
-    base: offset of the chunk's first row in dr; tail: index of its sequence and head in tails."""
+    """Return pointers to the elements of a chunk's D, [64 (v), 64 (k)], at indices v [64, 1] and k [1, 64].
+
+    D of a full chunk takes the chunk's rows of dr, dk, dv and da, 16 rows of D each; D of a shorter one is in `tails`.
+    base: offset of the chunk's first row in dr. tail: index of its sequence and head. rows: its number of rows.
+    """
     x = tl.where(v < 32, tl.where(v < 16, dr, dk), tl.where(v < 48, dv, da)) + (base + v % C * (H * 64))
     x = x.to(tl.pointer_type(tl.float16), bitcast=True)
     return tl.where(rows >= C, x, tails + tail * D_SIZE + v * 64) + k
 
 
-# --- the chain ---
+@gluon.jit
+def allocate():
+    """Allocate the shared memory of one chunk. Return four groups of buffers:
+
+    buffers    rows of w, r, a, b and do [16, 64], and the matrix that holds N and U [16, 16]
+    operands   r*, a*, b* [16, 64], N^T and U [16, 16], each split, and e^{total} [64]
+    largest    max |D| of each band [4]
+    results    D [64, 64] and y [16, 64], before they are written to global memory
+    """
+    buffers = bg.allocate_rows(5, C), gl.allocate_shared_memory(gl.float32, [16, 16], bg.PLAIN)
+    s_r, s_a = bg.allocate_pair(16, 64, bg.SWIZZLED), bg.allocate_pair(16, 64, bg.SWIZZLED)
+    s_b = bg.allocate_pair(16, 64, bg.SWIZZLED)
+    s_N, s_U = bg.allocate_pair(16, 16, bg.SWIZZLED_16), bg.allocate_pair(16, 16, bg.SWIZZLED_16)
+    operands = s_r, s_a, s_b, s_N, s_U, gl.allocate_shared_memory(gl.float32, [64], bg.FLAT)
+    s_D = gl.allocate_shared_memory(gl.float16, [64, 64], bg.SWIZZLED)
+    s_y = gl.allocate_shared_memory(gl.float16, [16, 64], bg.SWIZZLED)
+    return buffers, operands, gl.allocate_shared_memory(gl.float32, [4], bg.FLAT), (s_D, s_y)
 
 
 @gluon.jit
-def allocate_rows():
-    """Return shared-memory buffers for one chunk: rows of w, r, a, b and do, and the matrix that holds N and U."""
-    s_w = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_r = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_a = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_b = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_do = gl.allocate_shared_memory(gl.bfloat16, [16, 64], SWIZZLED)
-    s_A = gl.allocate_shared_memory(gl.float32, [16, 16], PLAIN)
-    return s_w, s_r, s_a, s_b, s_do, s_A
+def fetch(buffers, tensors, p_A, base, rows, H: gl.constexpr):
+    """Start the asynchronous copy of a chunk's rows of the tensors [rows, H, 64], and of its scores at p_A.
 
-
-@gluon.jit
-def allocate_operands():
-    """Return shared-memory buffers for one chunk's operands: r*, a*, b*, N^T and U, each split, and e^{total}."""
-    s_r, s_a, s_b = allocate_pair(16, 64, SWIZZLED), allocate_pair(16, 64, SWIZZLED), allocate_pair(16, 64, SWIZZLED)
-    s_N, s_U = allocate_pair(16, 16, SWIZZLED_16), allocate_pair(16, 16, SWIZZLED_16)
-    return s_r, s_a, s_b, s_N, s_U, gl.allocate_shared_memory(gl.float32, [64], FLAT)
-
-
-@gluon.jit
-def allocate_results():
-    """Return shared-memory buffers in which D and y of one chunk wait to be written to global memory."""
-    s_D = gl.allocate_shared_memory(gl.float16, [64, 64], SWIZZLED)
-    s_y = gl.allocate_shared_memory(gl.float16, [16, 64], SWIZZLED)
-    return s_D, s_y
-
-
-@gluon.jit
-def fetch(buffers, r, w, a, b, do, scores, base, i, rows, H: gl.constexpr):
-    """Start the asynchronous copy of a chunk's rows, and of its N and U, to shared memory. base: offset of the first
-    row in r. i: index of the chunk and head in `scores`. rows: number of rows to read; the others become zeros."""
-    s_w, s_r, s_a, s_b, s_do, s_A = buffers
-    o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
-    o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
-    o, m = base + o_t * (H * 64) + o_d, o_t < rows
-    async_copy.async_copy_global_to_shared(s_w, w + o, mask=m)
-    async_copy.async_copy_global_to_shared(s_r, r + o, mask=m)
-    async_copy.async_copy_global_to_shared(s_a, a + o, mask=m)
-    async_copy.async_copy_global_to_shared(s_b, b + o, mask=m)
-    async_copy.async_copy_global_to_shared(s_do, do + o, mask=m)
-    o_i = gl.arange(0, 16, gl.SliceLayout(1, SQUARE))[:, None]
-    o_j = gl.arange(0, 16, gl.SliceLayout(0, SQUARE))[None, :]
-    p_A = scores + i * A_SIZE + A_SIZE // 2 + o_i * 16 + o_j
-    async_copy.async_copy_global_to_shared(s_A, p_A, mask=(o_i >= 0) & (rows > 0))
+    base: offset of the first row. rows: number of rows to read; the others become zeros.
+    """
+    s_rows, s_A = buffers
+    t, o = bg.row_offsets(C, H * 64)
+    bg.copy_rows(s_rows, tensors, base + o, t < rows)
+    i, j = bg.tile_indices(s_A.shape[0], 16, bg.SQUARE)
+    async_copy.async_copy_global_to_shared(s_A, p_A + (i * 16 + j), mask=(i >= 0) & (rows > 0))
     async_copy.commit_group()
 
 
 @gluon.jit
+def store_scores(s_N, s_U, b_A):
+    """Split and store N^T and U. b_A [16, 16] holds both: N^T on and above its diagonal, U, with a diagonal of ones,
+    below."""
+    i, j = bg.tile_indices(16, 16, bg.SQUARE)
+    bg.store_pair(s_N, gl.where(j >= i, b_A, 0.0))
+    bg.store_pair(s_U, gl.where(j < i, b_A, gl.where(j == i, 1.0, 0.0)))
+
+
+@gluon.jit
 def prepare(buffers, operands, scale):
-    """Compute a chunk's `operands` from its `buffers`: r*, a*, b*, N^T and U, each split, and e^{total}. Return do^T as
-    a left operand."""
-    # Tiles [16, 64] are not transposed here: each warp holds 16 channels as columns.
-    COLUMNS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
-    COLUMNS_LEFT: gl.constexpr = gl.DotOperandLayout(0, COLUMNS, 2)
-    COLUMNS_RIGHT: gl.constexpr = gl.DotOperandLayout(1, COLUMNS, 2)
-    s_w, s_r, s_a, s_b, s_do, s_A = buffers
+    """Compute a chunk's `operands` from its rows and scores, `buffers`. Return do^T, [64, 16], as a left operand."""
+    s_rows, s_A = buffers
+    s_w, s_r, s_a, s_b, s_do = s_rows
     o_r, o_a, o_b, o_N, o_U, s_total = operands
-    t = gl.arange(0, 16, gl.SliceLayout(1, COLUMNS_LEFT))[:, None]
-    u = gl.arange(0, 16, gl.SliceLayout(0, COLUMNS_LEFT))[None, :]
-    b_w = clamped_decay(s_w.load(COLUMNS_RIGHT))
-    zero = gl.zeros([16, 64], gl.float32, COLUMNS)
-    upto = mma_v2((u <= t).to(gl.float32).to(gl.bfloat16), b_w, zero)
-    before = mma_v2((u < t).to(gl.float32).to(gl.bfloat16), b_w, zero)
-    after = mma_v2((u > t).to(gl.float32).to(gl.bfloat16), b_w, zero)
-    total = mma_v2((u + t >= 0).to(gl.float32).to(gl.bfloat16), b_w, zero)
-    s_total.store(exp(gl.max(total, 0)))  # all rows are equal
-    store_pair(o_r, s_r.load(COLUMNS).to(gl.float32) * (exp(upto) * scale))
-    store_pair(o_a, s_a.load(COLUMNS).to(gl.float32) * exp(before))
-    store_pair(o_b, s_b.load(COLUMNS).to(gl.float32) * exp(after))
-    i = gl.arange(0, 16, gl.SliceLayout(1, SQUARE))[:, None]
-    j = gl.arange(0, 16, gl.SliceLayout(0, SQUARE))[None, :]
-    b_A = s_A.load(SQUARE)
-    store_pair(o_N, gl.where(j >= i, b_A, 0.0))
-    store_pair(o_U, gl.where(j < i, b_A, gl.where(j == i, 1.0, 0.0)))
-    return s_do.permute([1, 0]).load(LEFT)
+    upto, before, after, total = bg.decays_by_token(clamped_decay(s_w.load(bg.COLUMNS_RIGHT)))
+    s_total.store(exp(gl.max(total, 0)))
+    bg.store_pair(o_r, s_r.load(bg.COLUMNS).to(gl.float32) * (exp(upto) * scale))
+    bg.store_pair(o_a, s_a.load(bg.COLUMNS).to(gl.float32) * exp(before))
+    bg.store_pair(o_b, s_b.load(bg.COLUMNS).to(gl.float32) * exp(after))
+    store_scores(o_N, o_U, s_A.load(bg.SQUARE))
+    return s_do.permute([1, 0]).load(bg.LEFT)
 
 
 @gluon.jit
 def write_results(grads, tails, results, base, tail, rows, H: gl.constexpr):
-    """Copy D and y of a chunk from shared to global memory, unless it has no rows; base, tail and rows: as in
-    `pointers_of_D`."""
+    """Copy a chunk's D and y from shared to global memory. base, tail, rows: as in `pointers_of_D`; rows <= 0: none."""
     dr, dw, dk, dv, da, db = grads
     s_D, s_y = results
-    o_t = gl.arange(0, 16, gl.SliceLayout(1, ROWS))[:, None]
-    o_v = gl.arange(0, 64, gl.SliceLayout(1, ROWS))[:, None]
-    o_d = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+    o_v, o_d = bg.tile_indices(64, 64, bg.ROWS)
+    o_t, o = bg.row_offsets(C, H * 64)
     p_D = pointers_of_D(dr, dk, dv, da, tails, base, tail, rows, o_v, o_d, H)
-    gl.store(p_D, s_D.load(ROWS), mask=(o_v >= 0) & (rows > 0))
-    p_y = db.to(gl.pointer_type(gl.float16), bitcast=True) + base + o_t * (H * 64) + o_d
-    gl.store(p_y, s_y.load(ROWS), mask=o_t < rows)
+    gl.store(p_D, s_D.load(bg.ROWS), mask=(o_v >= 0) & (rows > 0))
+    p_y = db.to(gl.pointer_type(gl.float16), bitcast=True) + base + o
+    gl.store(p_y, s_y.load(bg.ROWS), mask=o_t < rows)
 
 
 @gluon.jit
 def walk_chunk(
-    b_D, b_do, buffers, refilled, operands, next_operands, s_largest, next_largest, results, results_before,
-    r, w, a, b, do, scores, grads, tails, scale, base, i, tail, rows, before, more, H: gl.constexpr, KEEP: gl.constexpr,
+    b_D, b_do, own, other, tensors, p_A, grads, tails, scale, base, tail, rows, before, more,
+    H: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     """Walk one chunk, as one iteration of a software pipeline. Chunks are walked from last to first.
 
-    previous chunk   write its D and y from `results_before` to global memory, unless it has no rows: before <= 0
-    this chunk       compute y and the D entering it; store y and the D leaving it in `results`, in their units
-    next chunk       compute `next_operands` from its rows in `buffers`
-    the one after    start to copy its rows into `refilled`, if there are more
+    previous chunk   write its D and y to global memory, unless it has no rows: before <= 0
+    this chunk       compute y and the D entering it; store y and the D leaving it, in their units
+    next chunk       compute its operands from its rows
+    the one after    start to copy its rows, if there are more
 
-    base, i, tail, rows: of this chunk, as in `fetch` and `pointers_of_D`. KEEP: compute results and write them.
-    b_D, b_do: D^T leaving this chunk and its do^T. Return D^T entering this chunk and do^T of the next.
+    own, other: two chunks' memory, as `allocate` returns it. `own` holds this chunk's operands and takes the rows that
+    are copied; `other` holds the previous chunk's results and the next chunk's rows.
+    p_A, base, tail, rows: of this chunk, as in `fetch` and `pointers_of_D`. before: rows of the previous chunk.
+    KEEP: compute results and write them. b_D [64 (v), 64 (k)]: D^T leaving this chunk; b_do: its do^T. Return D^T
+    entering this chunk and do^T of the next.
     """
     STEP: gl.constexpr = C * H * 64
+    refilled, operands, s_largest, results = own
+    buffers, next_operands, next_largest, results_before = other
     o_r, o_a, o_b, o_N, o_U, s_total = operands
+    s_D, s_y = results
     # Also a barrier: rows and operands are complete, and no warp still reads a buffer that is overwritten below.
     async_copy.wait_group(0)
-    fetch(refilled, r, w, a, b, do, scores, base - 2 * STEP, i - 2 * H, gl.where(more, rows + 2 * C, 0), H)
+    fetch(refilled, tensors, p_A - 2 * H * A_SIZE, base - 2 * STEP, gl.where(more, rows + 2 * C, 0), H)
     dr, dw, dk, dv, da, db = grads
-    s_D, s_y = results
     if KEEP:
-        unit = unit_of(gl.max(s_largest.load(FOUR), 0))
-        s_D.store(to_half(b_D * inverse(unit)))
+        unit = unit_of(gl.max(s_largest.load(bg.FOUR), 0))
+        s_D.store(bg.to_half(b_D * inverse(unit)))
         gl.store(gl.where(rows >= C, dw + H * 64, dr) + base, unit.to(gl.bfloat16), mask=rows > 0)
     # x = D b*, y = N^T do + U^T x, all transposed.
-    D_h, D_l = split_left(b_D)
-    zero = gl.zeros([64, 16], gl.float32, BAND)
-    b_h, b_l = load_pair_transposed(o_b)
+    D_h, D_l = bg.split_left(b_D)
+    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
+    b_h, b_l = bg.load_pair_transposed(o_b)
     b_x = mma_v2(D_h, b_h, zero) + mma_v2(D_h, b_l, mma_v2(D_l, b_h, zero))
-    N_h, N_l = load_pair_transposed(o_N)
+    N_h, N_l = bg.load_pair_transposed(o_N)
     of_do = mma_v2(b_do, N_l, mma_v2(b_do, N_h, zero))
-    b_D *= s_total.load(gl.SliceLayout(0, BAND))[None, :]
-    r_h, r_l = load_pair(o_r)
+    b_D *= s_total.load(gl.SliceLayout(0, bg.BAND))[None, :]
+    r_h, r_l = bg.load_pair(o_r)
     b_D = mma_v2(b_do, r_l, mma_v2(b_do, r_h, b_D))
-    x_h, x_l = split_left(b_x)
-    U_h, U_l = load_pair(o_U)
+    x_h, x_l = bg.split_left(b_x)
+    U_h, U_l = bg.load_pair(o_U)
     b_y = mma_v2(x_h, U_h, of_do) + mma_v2(x_h, U_l, mma_v2(x_l, U_h, zero))
-    y_h, y_l = split_left(b_y)
-    a_h, a_l = load_pair(o_a)
+    y_h, y_l = bg.split_left(b_y)
+    a_h, a_l = bg.load_pair(o_a)
     b_D = mma_v2(y_h, a_h, mma_v2(y_h, a_l, mma_v2(y_l, a_h, b_D)))
     # The rest is off the critical path: the next chunk does not depend on it.
     if KEEP:
-        store_band_maxima(next_largest, b_D)
+        bg.store_band_maxima(next_largest, b_D)
         write_results(grads, tails, results_before, base + STEP, tail, before, H)
         unit = unit_of(gl.max(gl.abs(b_y), 1))
-        s_y.permute([1, 0]).store(to_half(b_y * inverse(unit)[:, None]))
-        o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND))
+        s_y.permute([1, 0]).store(bg.to_half(b_y * inverse(unit)[:, None]))
+        o_v = gl.arange(0, 64, gl.SliceLayout(1, bg.BAND))
         gl.store(dw + base + o_v, unit.to(gl.bfloat16), mask=(o_v >= 0) & (rows > 0))
     return b_D, prepare(buffers, next_operands, scale)
 
 
-@gluon_kernel
+@bg.kernel
 def chain_kernel(
     r, w, a, b, do, scores, last, first, dr, dw, dk, dv, da, db, tails, scale,
     T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: gl.constexpr, HAS_LAST: gl.constexpr, KEEP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Walk a part. KEEP: write D leaving each of its chunks, and y, to where the chunk's gradients will be, and the
-    gradient of the initial state to `first`. Otherwise, as `carry_grads_kernel` does: walk as
-    if the gradient of the state leaving the part were zero, or in the last part that of the final state, and write the
-    gradient of the state entering it to `first`. In registers: D^T.
+    """Walk a part of L chunks of a head's sequence, from last to first. Registers hold D^T.
+
+    KEEP: write y and the D leaving each chunk to where that chunk's gradients will be, and the gradient of the initial
+    state to `first`. Otherwise do as `carry_grads_kernel`: write the gradient of the state entering the part to
+    `first`, computed as if that of the state leaving it were zero, or in the last part that of the final state.
 
     r, w, a, b, do, dr to db [B, T, H, 64] bfloat16, scores [all chunks, H, 2, 16, 16]
     KEEP: last [parts, H, 64, 64], first [N, H, 64, 64]; otherwise last [N, H, 64, 64], first [parts, H, 64, 64]
     tails [N, H, 64 (v), 64 (k)] float16; dr to db and tails: as `backward_gluon` describes
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; None unless PACKED
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -253,39 +207,33 @@ def chain_kernel(
     start = begin + (2 * pairs - 1) * C
     rows = gl.where(count > 0, end - start, 0).to(gl.int32)
     base = (start * H + i_h) * 64
-    i = ((first_chunk + 2 * pairs - 1) * H + i_h).to(gl.int64)
+    p_A = scores + ((first_chunk + 2 * pairs - 1) * H + i_h).to(gl.int64) * A_SIZE + A_SIZE // 2
     of_part, of_sequence = gl.program_id(0).to(gl.int64), (i_n * H + i_h).to(gl.int64)
-    o_v = gl.arange(0, 64, gl.SliceLayout(1, BAND))[:, None]
-    o_k = gl.arange(0, 64, gl.SliceLayout(0, BAND))[None, :]
-    b_D = gl.zeros([64, 64], gl.float32, BAND)
+    o_v, o_k = bg.tile_indices(64, 64, bg.BAND)
+    b_D = gl.zeros([64, 64], gl.float32, bg.BAND)
     if HAS_LAST:
         p_last = last + (of_part if KEEP else of_sequence) * D_SIZE + o_k * 64 + o_v
         b_D = gl.load(p_last, mask=(o_v >= 0) & (is_last | KEEP), other=0.0)
     # Double buffers: while one chunk is processed, the next is prepared and the one after that is copied.
-    buffers_0, buffers_1 = allocate_rows(), allocate_rows()
-    operands_0, operands_1 = allocate_operands(), allocate_operands()
-    results_0, results_1 = allocate_results(), allocate_results()
-    largest_0 = gl.allocate_shared_memory(gl.float32, [4], FLAT)
-    largest_1 = gl.allocate_shared_memory(gl.float32, [4], FLAT)
-    fetch(buffers_0, r, w, a, b, do, scores, base, i, rows, H)
-    fetch(buffers_1, r, w, a, b, do, scores, base - STEP, i - H, gl.where(count > 0, rows + C, 0), H)
+    memory = allocate(), allocate()
+    buffers_0, operands_0, largest_0, _ = memory[0]
+    buffers_1, _, _, results_1 = memory[1]
+    tensors, grads = (w, r, a, b, do), (dr, dw, dk, dv, da, db)
+    fetch(buffers_0, tensors, p_A, base, rows, H)
+    fetch(buffers_1, tensors, p_A - H * A_SIZE, base - STEP, gl.where(count > 0, rows + C, 0), H)
     async_copy.wait_group(1)
     b_do = prepare(buffers_0, operands_0, scale)
-    store_band_maxima(largest_0, b_D)
-    grads = dr, dw, dk, dv, da, db
+    bg.store_band_maxima(largest_0, b_D)
     for n in range(0, pairs):
-        before, more = gl.where(n > 0, rows - C, 0), n + 1 < pairs
-        b_D, b_do = walk_chunk(
-            b_D, b_do, buffers_1, buffers_0, operands_0, operands_1, largest_0, largest_1, results_0, results_1,
-            r, w, a, b, do, scores, grads, tails, scale, base, i, of_sequence, rows, before, more, H, KEEP,
-        )  # fmt: skip
-        b_D, b_do = walk_chunk(
-            b_D, b_do, buffers_0, buffers_1, operands_1, operands_0, largest_1, largest_0, results_1, results_0,
-            r, w, a, b, do, scores, grads, tails, scale, base - STEP, i - H, of_sequence, rows + C, rows, more, H, KEEP,
-        )  # fmt: skip
-        base -= 2 * STEP
-        i -= 2 * H
-        rows += 2 * C
+        for m in gl.static_range(2):
+            before = gl.where((n > 0) | (m > 0), rows - C, 0)
+            b_D, b_do = walk_chunk(
+                b_D, b_do, memory[m], memory[1 - m], tensors, p_A, grads, tails, scale, base, of_sequence,
+                rows, before, n + 1 < pairs, H, KEEP,
+            )  # fmt: skip
+            base -= STEP
+            p_A -= H * A_SIZE
+            rows += C
     async_copy.wait_group(0)  # also a barrier: the last results are in shared memory
     if KEEP:
         write_results(grads, tails, results_1, base + STEP, of_sequence, gl.where(count > 0, rows - C, 0), H)
