@@ -15,19 +15,22 @@ from ..common.bands_triton import (
     column,
     decays_to_ends,
     flat,
+    flats,
     load_pair,
     load_transposed,
     narrow_product,
     per_band,
+    per_bands,
     sides,
+    turned,
 )
 from ..common.blocks_triton import (
-    add_input_by_split,
-    add_product,
+    add_products,
     exp,
+    input_terms,
     kernel,
-    split,
     sums_along,
+    terms,
 )
 from ..common.positions_triton import locate_program, pieces_of
 from ..common.tiles_triton import state_pointers
@@ -65,6 +68,7 @@ def carry_kernel(
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
     o_k = tl.arange(0, BK)
+    TERMS: tl.constexpr = 3 if v.dtype.element_ty == tl.float32 else 2
     b_M = bands(tl.where(o_k[:, None] == o_k[None, :], 1.0, 0.0))
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
@@ -92,24 +96,20 @@ def carry_kernel(
         U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
         decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
         decays = exp(decays)
-        x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
-        k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
-        a_high, b_high = sides(x_high)
-        a_low, b_low = sides(x_low)
-        a_high, a_low, b_high, b_low = flat(a_high), flat(a_low), tl.trans(flat(b_high)), tl.trans(flat(b_low))
-        A_high, A_low = split(b_A)
-        U_high, U_low = split(b_U + eye)
+        x = [sides(term) for term in terms(bands(b_x).to(tl.float32) * decays, TERMS)]
+        b_a, b_b = per_bands([flat(pair[0]) for pair in x]), per_bands([tl.trans(flat(pair[1])) for pair in x])
+        k_terms = terms(bands(b_k).to(tl.float32) * sides(decays)[1], TERMS)
+        U_terms = per_bands(terms(b_U + eye, TERMS))
+        v_terms = input_terms(b_v)
         total = exp(total)[None, None, :]
-        high, low = split(b_M)
-        f_high, f_low = split(narrow_product(high, low, per_band(a_high), per_band(a_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
-        b_M = add_product(b_M * total, f_high, f_low, per_band(b_high), per_band(b_low))
-        high, low = split(b_S)
-        b_f = narrow_product(high, low, per_band(a_high), per_band(a_low))
-        f_high, f_low = split(add_input_by_split(b_f, b_v, per_band(A_high), per_band(A_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
-        b_S = add_product(b_S * total, f_high, f_low, per_band(b_high), per_band(b_low))
-        b_S = add_input_by_split(b_S, b_v, per_band(tl.trans(flat(k_high))), per_band(tl.trans(flat(k_low))))
+        b_f = narrow_product(terms(b_M, TERMS), b_a)
+        b_f = narrow_product(terms(b_f, TERMS), U_terms)
+        b_M = add_products(b_M * total, terms(b_f, TERMS), b_b)
+        b_f = narrow_product(terms(b_S, TERMS), b_a)
+        b_f = add_products(b_f, v_terms, per_bands(terms(b_A, TERMS)))
+        b_f = narrow_product(terms(b_f, TERMS), U_terms)
+        b_S = add_products(b_S * total, terms(b_f, TERMS), b_b)
+        b_S = add_products(b_S, v_terms, per_bands(turned(flats(k_terms))))
     p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
     tl.store(p_M, tl.trans(flat(b_M)), mask=m_M)
     p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
@@ -139,6 +139,7 @@ def carry_grads_kernel(
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     eye = tl.where(i == j, 1.0, 0.0)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
         p_D, m_D = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
@@ -166,20 +167,15 @@ def carry_grads_kernel(
         U_next = tl.load(p_A + i * C + j, mask=(i > j) & more, other=0.0)
         read, key = decays_from_ends(bands(clamped_decay(b_w)), C)
         total = column(read, C - 1)
-        R_high, R_low = split(bands(b_R).to(tl.float32) * (exp(read) * by_scale))
-        r_high, a_high = sides(R_high)
-        r_low, a_low = sides(R_low)
-        b_high, b_low = split(bands(b_b).to(tl.float32) * exp(sides(key)[0]))
-        D_high, D_low = split(b_D)
-        y_high, y_low = split(narrow_product(D_high, D_low, per_band(flat(b_high)), per_band(flat(b_low))))
-        U_high, U_low = split(b_U + eye)
-        N_high, N_low = split(b_N)
-        b_y = narrow_product(y_high, y_low, per_band(U_high), per_band(U_low))
-        b_y = add_input_by_split(b_y, b_do, per_band(N_high), per_band(N_low))
-        y_high, y_low = split(b_y)
+        x = [sides(term) for term in terms(bands(b_R).to(tl.float32) * (exp(read) * by_scale), TERMS)]
+        b_terms = terms(bands(b_b).to(tl.float32) * exp(sides(key)[0]), TERMS)
+        do_terms = input_terms(b_do)
+        b_y = narrow_product(terms(b_D, TERMS), per_bands(flats(b_terms)))
+        b_y = narrow_product(terms(b_y, TERMS), per_bands(terms(b_U + eye, TERMS)))
+        b_y = add_products(b_y, do_terms, per_bands(terms(b_N, TERMS)))
         b_D *= exp(total)[None, None, :]
-        b_D = add_product(b_D, y_high, y_low, per_band(tl.trans(flat(a_high))), per_band(tl.trans(flat(a_low))))
-        b_D = add_input_by_split(b_D, b_do, per_band(tl.trans(flat(r_high))), per_band(tl.trans(flat(r_low))))
+        b_D = add_products(b_D, terms(b_y, TERMS), per_bands([tl.trans(flat(pair[1])) for pair in x]))
+        b_D = add_products(b_D, do_terms, per_bands([tl.trans(flat(pair[0])) for pair in x]))
     p_D, m_D = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(flat(b_D)), mask=m_D)
 
@@ -188,7 +184,7 @@ def carry_grads_kernel(
 def entering_kernel(
     products, written, entering, first, parts, parts_before,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """S <- product S + written, part by part, or REVERSE D <- product^T D + written from the last part; store what
     enters each. The first visited part has the initial value in `written` already. In registers: S or D.
@@ -212,9 +208,8 @@ def entering_kernel(
         tl.store(p_S, b_S, mask=m_S)
         if n + 1 < parts:
             p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
-            P_high, P_low = split(tl.load(p_P, mask=m_P & (n > 0), other=0.0))
+            b_P = tl.load(p_P, mask=m_P & (n > 0), other=0.0)
             if REVERSE:
-                P_high, P_low = tl.trans(P_high), tl.trans(P_low)
-            S_high, S_low = split(b_S)
+                b_P = tl.trans(b_P)
             p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
-            b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
+            b_S = add_products(tl.load(p_W, mask=m_W, other=0.0), terms(b_P, TERMS), terms(b_S, TERMS))
