@@ -142,16 +142,6 @@ def joined(left, v, f):
 
 
 @triton.jit
-def placed(x, ones):
-    """Return x @ ones, where each column of ones [C, N] has at most a single 1."""
-    if x.dtype == tl.float32:
-        total = sums_along(x, per_band(ones))
-    else:
-        total = tl.dot(x, per_band(ones).to(x.dtype))
-    return total
-
-
-@triton.jit
 def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
     """Return offsets and mask of a chunk's rows, transposed, twice side by side, [BD, 2 C]; a mask of the left side."""
     o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)

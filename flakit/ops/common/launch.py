@@ -120,7 +120,7 @@ ROWS = {
     ("rwkv7.fused.entering", "float32"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.forward", "float32"): Launch(64, 64, 4, 1),
     ("rwkv7.fused.carry_grads", "float32"): Launch(64, 64, 4, 1),
-    ("rwkv7.fused.backward", "float32"): Launch(64, 64, 4, 1),
+    ("rwkv7.fused.grads", "float32"): Launch(64, 64, 2, 1),
     ("rwkv7.recurrent", "16-bit"): Launch(512, 16, 1, 1),
     ("rwkv7.recurrent", "float32"): Launch(512, 16, 1, 1),
     ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),

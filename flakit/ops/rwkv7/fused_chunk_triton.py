@@ -71,7 +71,6 @@ from ..common.bands_triton import (
     narrow_product,
     per_band,
     per_bands,
-    placed,
     power_of_two,
     product,
     sides,
@@ -136,7 +135,7 @@ def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl
 
 
 @triton.jit
-def _level(level, C: tl.constexpr):
+def level_columns(level, C: tl.constexpr):
     """Return for 2 C columns, reads or keys of a chunk's tokens, at a dyadic level: the mask [C, 2 C] of decays (rows)
     between a token and its half's boundary; whether it lies in a right half, where it is a read [1, 2 C]; and the mask
     of pairs in opposite halves of one block [2 C, 2 C]. Of r, the first C, decays include the token's own."""
@@ -214,7 +213,7 @@ def scores_kernel(
     b_U, b_X = _inverse_and_transpose(b_A, C, LEVELS, TERMS)
     A_rb = tl.where((i >= j)[None, :, :], A_rb, 0.0)
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
-    tl.store(mild + at, ((lowest > BLOCK_TOKEN) & (TERMS == 2)).to(tl.float32), mask=there)
+    tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
     p, p_transposed = p + (i * C + j)[None, :, :], p + (j * C + i)[None, :, :]
     upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
@@ -348,24 +347,24 @@ def forward_kernel(
 
 
 @triton.jit
-def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl.constexpr):
+def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     """Return what pairs inside a chunk add to the gradients of reads and keys, [4, N, 2 C] each, and of w, [4, N, C],
     without subtractions. b_R, b_E: without decay; b_P [2 C, 2 C]: of all pairs."""
     o = tl.arange(0, 2 * C)
     ahead = (o % C)[:, None] - (o % C)[None, :]
-    own = terms(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0), TERMS)  # r reads its own token's keys
-    d_reads = product(terms(b_E, TERMS), per_bands(turned(own)))
-    d_keys = product(terms(b_R, TERMS), per_bands(own))
+    own = terms(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0), 2)  # r reads its own token's keys
+    d_reads = product(terms(b_E, 2), per_bands(turned(own)))
+    d_keys = product(terms(b_R, 2), per_bands(own))
     b_P = tl.where(ahead > 0, b_P, 0.0)
-    P_terms = terms(b_P + tl.trans(b_P), TERMS)
+    P_terms = terms(b_P + tl.trans(b_P), 2)
     b_dw = tl.zeros([b_R.shape[0], b_R.shape[1], C], dtype=tl.float32)
     for level in range(LEVELS):
-        between, is_read, meet = _level(level, C)
+        between, is_read, meet = level_columns(level, C)
         is_read = is_read[None, :, :]
         weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_R, b_E) * weight
-        grad = product(terms(b_x, TERMS), [per_band(masked(meet, term)) for term in P_terms])
-        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), TERMS == 3)
+        grad = product(terms(b_x, 2), [per_band(masked(meet, term)) for term in P_terms])
+        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), False)
         grad *= weight
         d_reads += tl.where(is_read, grad, 0.0)
         d_keys += tl.where(is_read, 0.0, grad)
@@ -382,7 +381,6 @@ def chunk_grads(
     Return the gradient of the state entering it as such a pair (D, passing). Shapes as in `backward_kernel`."""
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
-    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     by_scale = tl.where(left, scale, 1.0)
     ahead = (o_r % C)[:, None] - (o_r % C)[None, :]
     visible = (ahead > 0) | ((ahead == 0) & (o_r < C)[:, None])
@@ -412,24 +410,24 @@ def chunk_grads(
         mid, rest = tl.zeros([BK], dtype=tl.float32), column(read, C - 1)
     read, key = exp(read), exp(key)
     b_R, b_E = bands(b_R), bands(b_E)
-    R_terms = terms(b_R.to(tl.float32) * (read * by_scale), TERMS)
-    E_terms = terms(b_E.to(tl.float32) * key, TERMS)
+    R_terms = terms(b_R.to(tl.float32) * (read * by_scale), 2)
+    E_terms = terms(b_E.to(tl.float32) * key, 2)
 
     # In bands of channels of v: F, G and dv. Products with ones place F's halves side by side: a product's result has
     # the layout that the next product needs, a load's has not.
-    b_F = placed(b_v2, o_c[:, None] + C == o_r[None, :])
+    b_F = tl.dot(b_v2, per_band(o_c[:, None] + C == o_r[None, :]).to(b_v2.dtype))
     b_F *= tl.reshape(v2_unit, (BANDS, BV // BANDS))[:, :, None]
-    b_F += placed(b_v, o_c[:, None] == o_r[None, :])
-    F_terms = terms(b_F, TERMS)
+    b_F += tl.dot(b_v, per_band(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
+    F_terms = terms(b_F, 2)
     b_D *= exp(passing + rest if MILD else passing)[None, None, :]
-    D_terms = terms(b_D, TERMS)
+    D_terms = terms(b_D, 2)
     b_x, b_y = sides(product(D_terms, per_bands(flats(E_terms))))
-    N_terms = terms(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0), TERMS)  # do itself, and N^T do
-    U_terms = terms(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0), TERMS)
-    b_G = narrow_product(terms(b_y, TERMS), per_bands(U_terms))
+    N_terms = terms(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0), 2)  # do itself, and N^T do
+    U_terms = terms(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0), 2)
+    b_G = narrow_product(terms(b_y, 2), per_bands(U_terms))
     b_G = add_products(b_G, input_terms(b_do), per_bands(N_terms))
-    G_terms = terms(b_G, TERMS)
-    b_x = add_products(b_x, G_terms, per_bands(terms(b_A, TERMS)))
+    G_terms = terms(b_G, 2)
+    b_x = add_products(b_x, G_terms, per_bands(terms(b_A, 2)))
     store_transposed(dv, b_x, start, end, i_h, H, V, C, BV)
 
     # In bands of channels of k: all others.
@@ -438,7 +436,7 @@ def chunk_grads(
     D_terms = [bands(term) for term in turned(flats(D_terms))]
     x_keys = product(D_terms, per_bands(f_terms))
     if MILD:
-        P_terms = terms(tl.where(visible, b_P, 0.0), TERMS)
+        P_terms = terms(tl.where(visible, b_P, 0.0), 2)
         d_keys = add_products(tl.zeros_like(x_keys), R_terms, per_bands(P_terms), True)
         keys = whole(E_terms)
         of_k, of_b = sides(keys * d_keys)
@@ -448,16 +446,16 @@ def chunk_grads(
         of_keys = of_k + of_b
     else:
         b_R, b_E = b_R.to(tl.float32) * by_scale, b_E.to(tl.float32)
-        d_reads, d_keys, b_dw = _dyadic_pairs(b_R, b_E, b_w, b_P, C, LEVELS, TERMS)
+        d_reads, d_keys, b_dw = _dyadic_pairs(b_R, b_E, b_w, b_P, C, LEVELS)
         x_keys *= key
-        b_dw += sums_along(b_E * x_keys, per_band((o_r % C)[:, None] < o_c[None, :]), TERMS == 3)
+        b_dw += sums_along(b_E * x_keys, per_band((o_r % C)[:, None] < o_c[None, :]), False)
         store_pair(dk, db, d_keys + x_keys, start, end, i_h, H, K, C, BK)
     b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
     of_S = unit
     if MILD:
         of_S = exp(mid) * unit
     b_S = bands(b_S.to(tl.float32) * of_S[:, None])
-    S_terms = terms(b_S, TERMS)
+    S_terms = terms(b_S, 2)
     b_SD = by_transpose(S_terms, D_terms)
     b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
     x_reads = product(S_terms, per_bands(g_terms))
@@ -470,7 +468,7 @@ def chunk_grads(
     else:
         x_reads *= read
         upto = (o_r % C)[:, None] + (o_r < C)[:, None].to(tl.int32)
-        b_dw += sums_along(b_R * x_reads, per_band(upto > o_c[None, :]), TERMS == 3)
+        b_dw += sums_along(b_R * x_reads, per_band(upto > o_c[None, :]), False)
         b_SD *= tl.reshape(exp(rest), (BANDS, BK // BANDS))
         b_dw += b_SD[:, :, None]
         b_dR = (d_reads + x_reads) * by_scale
@@ -508,7 +506,7 @@ def backward_kernel(
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
         i = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
-        if r.dtype.element_ty != tl.float32 and tl.load(mild + i) > 0:
+        if tl.load(mild + i) > 0:
             b_D, passing = chunk_grads(
                 r, w, k, v, a, b, do, states, v2, units, scores, dr, dw, dk, dv, da, db, b_D, passing, scale, start,
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, True,
@@ -661,14 +659,16 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     takes_gluon = _takes_gluon(*inputs, do, *saved)
     if takes_gluon:
         from . import backward_gluon
+    elif r.element_size() == 4:
+        from . import backward_triton
     if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
         if takes_gluon:
             backward_gluon.carry_grads(plan, inputs, do, scores, last, written, scale, where)
         else:
             carry_grads_kernel[(plan.parts * H,)](
-                r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
-                HAS_LAST=last is not None, ALL_PARTS=deferred, PACKED=plan.packed,
+                r, w, None, a, b, do, scores, *[None] * 6, last, written, scale, *where, V=V, BV=CHANNELS,
+                HAS_LAST=last is not None, ALL_PARTS=deferred, KEEP=False, PACKED=plan.packed,
                 **launch_options("rwkv7.fused.carry_grads", r),
             )  # fmt: skip
     if deferred and plan.several:
@@ -680,6 +680,8 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         last = plan.entering(products, written, last, where, reverse=True)
     if takes_gluon:
         backward_gluon.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
+    elif r.element_size() == 4:
+        backward_triton.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
     else:
         backward_kernel[(plan.parts * plan.H,)](
             *inputs, do, *saved, *grads, last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS,
