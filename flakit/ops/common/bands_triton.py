@@ -13,6 +13,7 @@ import triton.language as tl
 
 from .blocks_triton import add_products, sums_along
 from .dispatch import FUSED_CHANNELS
+from .kernel_triton import runs_gluon
 from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, cdiv, width
 from .pairs_triton import BLOCK
 
@@ -219,6 +220,12 @@ def launch_options(kernel: str, r) -> dict:
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
         num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
     )  # fmt: skip
+
+
+def takes_gluon(rows, others) -> bool:
+    """Return whether kernels in Gluon compute a call. rows: its tensors [B, T, H, *]; others: all else they address."""
+    fits = all(x.shape[-1] == CHANNELS and x.dtype == torch.bfloat16 for x in rows)
+    return fits and runs_gluon(*rows, *others)
 
 
 class Parts:

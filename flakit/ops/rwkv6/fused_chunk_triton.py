@@ -70,6 +70,7 @@ from ..common.bands_triton import (
     product,
     sides,
     store_transposed,
+    takes_gluon,
     total_decay,
     turned,
 )
@@ -85,7 +86,6 @@ from ..common.blocks_triton import (
     terms,
     whole,
 )
-from ..common.kernel_triton import runs_gluon
 from ..common.launch import CHUNK_SIZE, FULL_GPU, LONG_CHUNK_SIZE
 from ..common.pairs_triton import BLOCK_TOKEN, halves, masked
 from ..common.plan_triton import ChunkPlan
@@ -421,13 +421,6 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
     return _Plan(r, v, packing).saved_shapes
 
 
-def _takes_gluon(r, w, k, v, o, *saved) -> bool:
-    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
-    rows = r, w, k, v, o
-    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in rows)
-    return fits and runs_gluon(*rows, *saved)
-
-
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing, FORWARD)
@@ -450,7 +443,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     )  # fmt: skip
     first = first()
     tensors = r, w, k, v, o, states.view(plan.stored), units, scores
-    if _takes_gluon(r, w, k, v, o, states, scores):
+    if takes_gluon((r, w, k, v, o), (states, scores)):
         from . import fused_chunk_gluon
 
         walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("forward", plan.H)
@@ -473,7 +466,7 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     states = states.view(plan.stored)
     scores, units, mild = others.split_with_sizes(plan.sizes[1:])
     saved = states, units, scores, mild
-    if plan.chunks * plan.H >= FEWEST and _takes_gluon(r, w, k, v, do, states, scores):
+    if plan.chunks * plan.H >= FEWEST and takes_gluon((r, w, k, v, do), (states, scores)):
         from .fused_chunk_gluon import gradients
 
         du = gradients(plan, inputs, do, saved, grads, dfinal_state, dinitial_state, scale)

@@ -37,8 +37,8 @@ e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a d
 where "i after t" is t <= i for r_i and t < i for a_i.
 
 Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relative error of 2^-17; of float32
-inputs, sums of three, which are exact. There the backward takes no chunk for mild: the decay's gradient as a difference
-would lose float32's precision. The scores are about the middle where log decays are above `MILD_FLOAT32`.
+inputs, sums of three, which are exact. Their scores are about the middle where log decays are above `MILD_FLOAT32`;
+`backward_triton` takes no chunk for mild: the decay's gradient as a difference would lose float32's precision.
 
 On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel in the
 place of `forward_kernel`; backward, one that walks the chunks for D and y alone, and others that compute the gradients
@@ -76,6 +76,7 @@ from ..common.bands_triton import (
     sides,
     store_pair,
     store_transposed,
+    takes_gluon,
     transposed,
     turned,
 )
@@ -92,7 +93,6 @@ from ..common.blocks_triton import (
     terms,
     whole,
 )
-from ..common.kernel_triton import runs_gluon
 from ..common.launch import TABLE, width
 from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
@@ -581,13 +581,6 @@ def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...]
     return _Plan(r, v, packing).saved_shapes
 
 
-def _takes_gluon(r, w, k, v, a, b, o, *saved) -> bool:
-    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
-    inputs = r, w, k, v, a, b, o
-    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in inputs)
-    return fits and runs_gluon(*inputs, *saved)
-
-
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing)
@@ -631,7 +624,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
     tensors = r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores
-    if _takes_gluon(*tensors):
+    if takes_gluon(tensors[:7], tensors[7:]):
         from . import forward_gluon
 
         forward_gluon.outputs(plan, tensors, first, final_state, scale, where, keep)
@@ -656,14 +649,14 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         last = None
     inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
     saved = *plan.states_and_v2(states), units, scores, mild
-    takes_gluon = _takes_gluon(*inputs, do, *saved)
-    if takes_gluon:
+    in_gluon = takes_gluon((*inputs, do), saved)
+    if in_gluon:
         from . import backward_gluon
     elif r.element_size() == 4:
         from . import backward_triton
     if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
-        if takes_gluon:
+        if in_gluon:
             backward_gluon.carry_grads(plan, inputs, do, scores, last, written, scale, where)
         else:
             carry_grads_kernel[(plan.parts * H,)](
@@ -678,7 +671,7 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
-    if takes_gluon:
+    if in_gluon:
         backward_gluon.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
     elif r.element_size() == 4:
         backward_triton.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
