@@ -85,8 +85,8 @@ def narrow_product(a, b):
     if len(a) == 2:
         total += tl.dot(a[1], b[0], tl.dot(a[0], b[1]))
     else:
-        total = tl.dot(a[1], b[0], tl.dot(a[0], b[1], total))
-        total += tl.dot(a[1], b[1], tl.dot(a[2], b[0], tl.dot(a[0], b[2])))
+        small = tl.dot(a[1], b[1], tl.dot(a[2], b[0], tl.dot(a[0], b[2])))
+        total += tl.dot(a[1], b[0], tl.dot(a[0], b[1], small))
     return total
 
 

@@ -167,12 +167,20 @@ def whole(x):
 def add_products(acc, a, b, FULL: tl.constexpr = False):
     """Return acc + a @ b of operands in terms, without the products below the precision of the longer one.
 
-    FULL: with all products: the same that b^T @ a^T has."""
+    FULL: with all products: the same that b^T @ a^T has. Of float32 the smallest products come first: tensor cores
+    truncate each sum."""
     N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
-    for i in tl.static_range(len(a)):
-        for j in tl.static_range(len(b)):
-            if i + j < N:
-                acc = tl.dot(a[i], b[j], acc)
+    if N == 3:
+        total = tl.zeros_like(acc)
+        for n in tl.static_range(N):
+            for i in tl.static_range(N - n):
+                total = tl.dot(a[i], b[N - 1 - n - i], total)
+        acc += total
+    else:
+        for i in tl.static_range(len(a)):
+            for j in tl.static_range(len(b)):
+                if i + j < N:
+                    acc = tl.dot(a[i], b[j], acc)
     return acc
 
 
