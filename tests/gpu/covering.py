@@ -6,7 +6,7 @@ own for every row. Here a first pairwise set, over what kernels are compiled for
 the rows are made of these and of all that changes no kernel, decays, lengths, layouts, batches, until every pair is
 there. Rows with the same kernels stand together, so that one process compiles them and runs them all.
 
-"full" is RWKV6's and RWKV7's, "gsa_full" GSA's, "fused" what fused chunks take: 16-bit heads of 33 to 64 channels.
+"full" is RWKV6's and RWKV7's, "gsa_full" GSA's, "fused" what fused chunks take: heads of 33 to 64 channels.
 `python -m tests.gpu.covering` remakes the files; a test checks that what is committed still covers everything.
 """
 
@@ -18,7 +18,7 @@ from tests.ops import settings
 from tests.ops.pairwise import Row, covering_rows, feasible_pairs, pairs_of
 from tests.ops.settings import Setting
 
-FUSED = {"K": (40, 64), "V": (56, 64), "dtype": ("bfloat16", "float16"), "chunk_size": ("16",)}
+FUSED = {"K": (40, 64), "V": (56, 64), "chunk_size": ("16",)}
 SETS = {name: settings.SETS[name] for name in ("full", "gsa_full")} | {"fused": settings.FULL | FUSED}
 COMPILED = "K", "V", "dtype", "decay_dtype", "states", "chunk_size", "H", "M", "group"
 """The factors that kernels are compiled for; of packing, what `packed` says."""

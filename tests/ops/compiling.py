@@ -24,6 +24,7 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
+from flakit.ops.common import bands_triton
 from flakit.ops.common.packed_triton import Packing
 
 
@@ -216,8 +217,8 @@ class Configuration:
         tensors, state, do = self.zeros()
         packing = Packing(self.cu_seqlens, self.T) if self.packed else None
         args, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
-        gluon = {"runs_gluon": lambda *tensors: self.hopper, "FEWEST": 0}
-        with mock.patch.multiple(self.module, create=True, **gluon):
+        here = mock.patch.object(bands_triton, "runs_gluon", lambda *tensors: self.hopper)
+        with here, mock.patch.object(self.module, "FEWEST", 0, create=True):
             _, _, saved = self.module.forward(*args, self.states, *rest, self.gradients)
             if self.gradients:
                 self.module.backward(*args, *rest, saved, do, state if self.states else None)

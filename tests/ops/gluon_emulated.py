@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from unittest.mock import patch
 
 import torch
@@ -213,7 +213,9 @@ class Program:
         """Call a kernel's function, or a helper's, with its globals emulated."""
         if kernel not in self._functions:
             code, names = kernel.fn.__code__, kernel.fn.__globals__
-            known = {name: self.emulated(names[name], name) for name in code.co_names if name in names}
+            codes = (code, *(x for x in code.co_consts if isinstance(x, CodeType)))  # with its comprehensions
+            used = {name for x in codes for name in x.co_names if name in names}
+            known = {name: self.emulated(names[name], name) for name in used}
             known = {"range": self.range, "__builtins__": __builtins__} | known
             self._functions[kernel] = FunctionType(code, known, code.co_name, kernel.fn.__defaults__)
         return self._functions[kernel](*args, **options)

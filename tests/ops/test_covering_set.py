@@ -15,12 +15,14 @@ WALKED = 2**24  # of states that are walked through one after another: some seco
 FULL = [setting for op in OPERATORS for setting in covering_set(op, "full") if setting.elements <= AFFORDABLE]
 SMALL = [setting for op in OPERATORS for setting in covering_set(op, "small")]
 
-# What fused chunks take: 16-bit heads of 33 to 64 channels, nothing packed.
+# What fused chunks take: heads of 33 to 64 channels, here nothing packed.
 FUSED = [
-    replace(setting, K=K, V=V, dtype="float16", chunk_size="16")
+    replace(setting, K=K, V=V, dtype=dtype, chunk_size="16")
     for op in ("rwkv6", "rwkv7")
-    for setting, (K, V) in zip(
-        (x for x in SMALL if x.op == op and x.packing == "none"), cycle([(64, 40), (33, 64)]), strict=False
+    for setting, (K, V, dtype) in zip(
+        (x for x in SMALL if x.op == op and x.packing == "none"),
+        cycle([(64, 40, "float16"), (33, 64, "float16"), (64, 40, "float32"), (33, 64, "float32")]),
+        strict=False,
     )
 ]
 

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 import flakit
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.operators import OPERATORS
-from flakit.ops.common import kernel_triton, validation
+from flakit.ops.common import bands_triton, kernel_triton, validation
 from flakit.ops.common.dispatch import interpreted
 from flakit.ops.rwkv6 import api as rwkv6
 from flakit.ops.rwkv6 import fused_chunk_triton as fused_rwkv6
@@ -28,7 +28,6 @@ from tests.ops.gluon_emulated import emulated
 from tests.ops.settings import Setting, make
 
 ROWS = {"rwkv6": "rwkv", "rwkv7": "rwkvab"}
-FUSED = {"rwkv6": fused_rwkv6, "rwkv7": fused_rwkv7}
 GRADIENTS = {"rwkv6": ("dr", "dw", "dk", "dv", "du"), "rwkv7": ("dr", "dw", "dk", "dv", "da", "db")}
 SETTING = Setting(T=40, K=64, V=64, decay="model", dtype="bfloat16", op="rwkv7", H=1)
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.together("Gluon")])
@@ -46,13 +45,12 @@ def device(request, monkeypatch, poisoned_memory):
         return
     for api in (rwkv6, rwkv7):
         monkeypatch.setattr(api, "choose_backend", lambda backend, x: "triton")
-    for module in FUSED.values():
-        monkeypatch.setattr(module, "runs_gluon", lambda *tensors: True)
+    monkeypatch.setattr(bands_triton, "runs_gluon", lambda *tensors: True)
     with emulated():
         yield "cpu"
 
 
-@pytest.fixture(params=FUSED)
+@pytest.fixture(params=ROWS)
 def op(request):
     return request.param
 
@@ -136,7 +134,7 @@ def test_nan_and_infinity_reach_the_gradients(device, op, monkeypatch, name, val
     truth = true_values(made, (do, None), op).values
     with validation.nan_decays_pass():
         results = evaluate(op, made, arriving=(do, None))
-        monkeypatch.setattr(FUSED[op], "runs_gluon", lambda *tensors: False)
+        monkeypatch.setattr(bands_triton, "runs_gluon", lambda *tensors: False)
         of_triton = evaluate(op, made, arriving=(do, None))
     for gradient in GRADIENTS[op]:
         got, true = results[gradient].double(), truth[gradient]
@@ -166,7 +164,7 @@ def test_every_run_and_a_captured_graph_give_the_same_bits(device, op, decay):
 @pytest.mark.parametrize("B, T, H", [(8, 4096, 32), (1, 4096, 1), (2, 600, 40), (1, 2**20, 2), (64, 128, 64)])
 def test_memory_of_rwkv7(monkeypatch, B, T, H):
     """Each kernel is launched once. Beside the gradients there is memory for D of unfinished chunks."""
-    monkeypatch.setattr(fused_rwkv7, "runs_gluon", lambda *tensors: True)
+    monkeypatch.setattr(bands_triton, "runs_gluon", lambda *tensors: True)
     tensors = [torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(6)]
     saved = fused_rwkv7.saved_shapes(*tensors, None, 0)
     saved = [torch.empty(shape, dtype=torch.float32, device="meta") for shape in saved]
@@ -187,7 +185,7 @@ def test_memory_of_rwkv7(monkeypatch, B, T, H):
 @pytest.mark.parametrize("B, T, H", [(8, 4096, 32), (1, 4000, 40), (1, 2**20, 2), (1, 4096, 31)])
 def test_memory_of_rwkv6(monkeypatch, B, T, H):
     """D is stored in dv; a sequence's last one, where it is not zero, beside. Few chunks take the kernel in Triton."""
-    monkeypatch.setattr(fused_rwkv6, "runs_gluon", lambda *tensors: True)
+    monkeypatch.setattr(bands_triton, "runs_gluon", lambda *tensors: True)
     r, k, v, w = (torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta") for _ in range(4))
     saved = fused_rwkv6.saved_shapes(r, k, v, w, r[0, 0], None, 0)
     saved = [torch.empty(shape, dtype=torch.float32, device="meta") for shape in saved]
@@ -232,7 +230,7 @@ def test_other_calls_take_the_kernels_in_triton(monkeypatch, op, at):
     def takes(*saved, **changed):
         tensors = [OnGPU() for _ in (*ROWS[op], "do")]
         tensors[at] = tensors[at]._replace(**changed)
-        return FUSED[op]._takes_gluon(*tensors, *saved)
+        return bands_triton.takes_gluon(tensors, saved)
 
     assert takes()
     assert not takes(dtype=torch.float32)

@@ -314,7 +314,7 @@ def test_where_packed_sequences_lie(lengths, cu_seqlens, pieces):
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 WIDE = dict(K=40, V=40)
-"""Heads of which RWKV6's and RWKV7's fused kernels take those of 16 bits."""
+"""Heads that RWKV6's and RWKV7's fused kernels take."""
 
 
 def kernel_cases(op: str, ranks: int) -> list[Case]:

@@ -7,12 +7,14 @@ the scores of mild chunks a band is a chunk, one for each warp.) This uses only 
 sm_80 has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from .blocks_triton import add_product, split, sums_along
+from .blocks_triton import add_products, sums_along
 from .dispatch import FUSED_CHANNELS
-from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, cdiv
+from .kernel_triton import runs_gluon
+from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, cdiv, width
 from .pairs_triton import BLOCK
 
 BANDS = tl.constexpr(4)
@@ -20,6 +22,8 @@ CHUNK = BLOCK.value
 LEVELS = CHUNK.bit_length() - 1
 _, CHANNELS = FUSED_CHANNELS
 """Channels of every tile: narrower heads are padded."""
+MILD_FLOAT32 = tl.constexpr(-1.0)
+"""The `BLOCK_TOKEN` of the scores of float32 inputs: no factor about a chunk's middle exceeds e^8."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
 """Chunks of CHUNK tokens in the longest chunk of any kernel: the length of a part is a multiple of it."""
 SHORTEST_FUSED_PART = 8
@@ -45,38 +49,51 @@ def per_band(x, N: tl.constexpr = BANDS):
 
 
 @triton.jit
-def transpose(x):
-    """Transpose each band of x, [4, N, M] to [4, M, N]."""
-    return tl.permute(x, (0, 2, 1))
+def per_bands(x):
+    """Repeat each term of x for each of N bands."""
+    return [per_band(term) for term in x]
 
 
 @triton.jit
-def split_input(x):
-    """Return a 16-bit or float32 tile of an input as high + low, two bfloat16 tiles (`split`); bfloat16 has low = 0."""
-    if x.dtype == tl.bfloat16:
-        high, low = x, tl.zeros_like(x)
-    else:
-        high, low = split(x)
-    return high, low
+def flats(x):
+    """Return the terms of x, each `flat`."""
+    return [flat(term) for term in x]
 
 
 @triton.jit
-def product(a_high, a_low, b_high, b_low):
-    """Return a @ b of split operands in float32, band by band: [4, N, M] and [4, M, L] to [4, N, L]."""
-    acc = tl.zeros([a_high.shape[0], a_high.shape[1], b_high.shape[2]], dtype=tl.float32)
-    return add_product(acc, a_high, a_low, b_high, b_low)
+def turned(x):
+    """Transpose each term of x [N, M]."""
+    return [tl.trans(term) for term in x]
 
 
 @triton.jit
-def narrow_product(a_high, a_low, b_high, b_low):
+def transposed(x):
+    """Transpose each term of x [4, N, M] to [4, M, N]."""
+    return [tl.permute(term, (0, 2, 1)) for term in x]
+
+
+@triton.jit
+def product(a, b):
+    """Return a @ b of operands in terms, in float32, band by band: [4, N, M] and [4, M, L] to [4, N, L]."""
+    return add_products(tl.zeros([a[0].shape[0], a[0].shape[1], b[0].shape[2]], dtype=tl.float32), a, b)
+
+
+@triton.jit
+def narrow_product(a, b):
     """Return a @ b as `product` does, by two accumulators: with few columns, products would wait for each other."""
-    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high, tl.dot(a_high, b_low))
+    total = tl.dot(a[0], b[0])
+    if len(a) == 2:
+        total += tl.dot(a[1], b[0], tl.dot(a[0], b[1]))
+    else:
+        small = tl.dot(a[1], b[1], tl.dot(a[2], b[0], tl.dot(a[0], b[2])))
+        total += tl.dot(a[1], b[0], tl.dot(a[0], b[1], small))
+    return total
 
 
 @triton.jit
-def by_transpose(a_high, a_low, b_high, b_low):
-    """Return a @ b^T of split operands in float32, band by band: [4, N, M] and [4, L, M] to [4, N, L]."""
-    return narrow_product(a_high, a_low, transpose(b_high), transpose(b_low))
+def by_transpose(a, b):
+    """Return a @ b^T of operands in terms, in float32, band by band: [4, N, M] and [4, L, M] to [4, N, L]."""
+    return narrow_product(a, transposed(b))
 
 
 @triton.jit
@@ -101,6 +118,28 @@ def sides(x):
     """Return the left and the right C columns of x [4, N, 2 C]."""
     C: tl.constexpr = x.shape[2] // 2
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, C)), (0, 1, 3, 2)))
+
+
+@triton.jit
+def repeat_columns(x):
+    """Return the columns of x [4, N, C] twice, side by side, [4, N, 2 C]."""
+    x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+    x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
+    return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
+
+
+@triton.jit
+def joined(left, v, f):
+    """Return the parts f [4, N, 2 C], with the parts v [4, N, C] of an input in their left columns."""
+    high = tl.where(left, repeat_columns(v[0]), f[0])
+    if len(v) == 1:
+        result = (high, tl.where(left, tl.zeros_like(f[1]), f[1]))
+    elif len(v) == 2:
+        result = (high, tl.where(left, repeat_columns(v[1]), f[1]))
+    else:
+        middle = tl.where(left, repeat_columns(v[1]), f[1])
+        result = (high, middle, tl.where(left, repeat_columns(v[2]), f[2]))
+    return result
 
 
 @triton.jit
@@ -176,11 +215,17 @@ def power_of_two(largest):
 
 def launch_options(kernel: str, r) -> dict:
     """Return the keyword arguments of every kernel in bands: sizes, and its launch row's options. r [B, T, H, K]."""
-    launch = TABLE[kernel, "16-bit"]
+    launch = TABLE[kernel, width(r.element_size())]
     return dict(
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
         num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
     )  # fmt: skip
+
+
+def takes_gluon(rows, others) -> bool:
+    """Return whether kernels in Gluon compute a call. rows: its tensors [B, T, H, *]; others: all else they address."""
+    fits = all(x.shape[-1] == CHANNELS and x.dtype == torch.bfloat16 for x in rows)
+    return fits and runs_gluon(*rows, *others)
 
 
 class Parts:
@@ -196,6 +241,7 @@ class Parts:
         enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
         (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
         self.packing, self.packed = packing, packing is not None
+        self.stored = torch.float16 if r.element_size() == 2 else torch.float32
         self.N = packing.N if self.packed else B
         self.chunks = self.capacity(CHUNK)
         heads = self.N * self.H
@@ -211,6 +257,10 @@ class Parts:
         self.L = cdiv(max(SHORTEST_FUSED_PART, L), LONGEST) * LONGEST
         self.parts = self.capacity(CHUNK * self.L)
         self.several = self.parts > self.N
+
+    def lines(self, elements: int) -> int:
+        """Return the float32 elements that hold so many stored ones: float16 ones for 16-bit inputs, else float32."""
+        return cdiv(elements * self.stored.itemsize, 4)
 
     def capacity(self, tokens: int) -> int:
         """Return the number of pieces of `tokens` tokens; for packed sequences an upper bound."""

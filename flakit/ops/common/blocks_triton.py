@@ -131,6 +131,60 @@ def split(x):
 
 
 @triton.jit
+def terms(x, N: tl.constexpr):
+    """Return x as a sum of N bfloat16 tiles: two, as `split` does, or three, which hold all of a float32 number."""
+    high, rest = _truncated(x.to(tl.float32))
+    if N == 2:
+        result = (high, to_bfloat16(rest))
+    else:
+        middle, rest = _truncated(rest)
+        result = (high, middle, to_bfloat16(rest))
+    return result
+
+
+@triton.jit
+def input_terms(x):
+    """Return a tile of an input as a sum of bfloat16 tiles: itself, two of a float16 tile, three of a float32 tile."""
+    if x.dtype == tl.bfloat16:
+        result = (x,)
+    elif x.dtype == tl.float16:
+        result = terms(x, 2)
+    else:
+        result = terms(x, 3)
+    return result
+
+
+@triton.jit
+def whole(x):
+    """Return the sum of the terms of x in float32."""
+    total = x[0].to(tl.float32)
+    for i in tl.static_range(1, len(x)):
+        total += x[i].to(tl.float32)
+    return total
+
+
+@triton.jit
+def add_products(acc, a, b, FULL: tl.constexpr = False):
+    """Return acc + a @ b of operands in terms, without the products below the precision of the longer one.
+
+    FULL: with all products: the same that b^T @ a^T has. Of float32 the smallest products come first: tensor cores
+    truncate each sum."""
+    N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
+    if N == 3:
+        total = tl.zeros_like(acc)
+        for n in tl.static_range(N):
+            for i in tl.static_range(N - n):
+                total = tl.dot(a[i], b[N - 1 - n - i], total)
+        acc += total
+    else:
+        for i in tl.static_range(len(a)):
+            for j in tl.static_range(len(b)):
+                if i + j < N:
+                    acc = tl.dot(a[i], b[j], acc)
+    return acc
+
+
+@triton.jit
 def add_product(acc, a_high, a_low, b_high, b_low):
     """Return acc + a @ b of split operands, without the product of the low parts, 2^-18 of the whole."""
     acc = tl.dot(a_high, b_high, acc)
@@ -173,20 +227,6 @@ def add_split_by_input(acc, a_high, a_low, b):
         acc = tl.dot(a_low, b, acc)
     else:
         b_high, b_low = split(b)
-        acc = add_product(acc, a_high, a_low, b_high, b_low)
-    return acc
-
-
-@triton.jit
-def add_input_by_split(acc, a, b_high, b_low):
-    """Return acc + a @ b in float32, of an a in the input's dtype and a split b."""
-    if a.dtype == tl.float32:
-        acc = tl.dot(a, b_high, acc, input_precision="tf32x3")
-    elif a.dtype == tl.bfloat16:
-        acc = tl.dot(a, b_high, acc)
-        acc = tl.dot(a, b_low, acc)
-    else:
-        a_high, a_low = split(a)
         acc = add_product(acc, a_high, a_low, b_high, b_low)
     return acc
 

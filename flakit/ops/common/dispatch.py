@@ -16,7 +16,7 @@ from torch import Tensor
 BACKENDS = ("triton", "torch", "reference")
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FUSED_CHANNELS = 33, 64
-"""Of 16-bit heads, the fewest and the most that the fused kernels take."""
+"""The fewest and the most channels of a head that the fused kernels take."""
 
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # once, since torch.compile cannot trace the lookup
@@ -78,9 +78,9 @@ def choose_backend(backend: str | None, x: Tensor) -> str:
 
 
 def fits_fused(x: Tensor, v: Tensor) -> bool:
-    """Whether the fused kernels serve these heads: 16-bit, x [..., K] and v [..., V] of 33 to 64 channels."""
+    """Whether the fused kernels serve these heads: x [..., K] and v [..., V] of 33 to 64 channels."""
     least, most = FUSED_CHANNELS
-    return x.element_size() == 2 and least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
+    return least <= x.shape[-1] <= most and least <= v.shape[-1] <= most
 
 
 @cache

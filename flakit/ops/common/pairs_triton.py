@@ -14,6 +14,7 @@ from .blocks_triton import (
     exp,
     split,
     sums,
+    terms,
 )
 from .tiles_triton import BLOCK, BLOCK_TOKEN, MILD_HALF, scaled_rows
 
@@ -168,9 +169,9 @@ def level_tokens(o, level, READS: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def level_rows(x, y, b_w, level, start, end, i_h, READS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-                BK: tl.constexpr):  # fmt: skip
+               BK: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
     """Return for each chunk the rows of x [rows, H, K], then of y, at `level_tokens`, decayed to their halves'
-    boundaries and split, [chunks, C, BK]. b_w [chunks, C, BK]: finite log decays of the chunks from row `start` on."""
+    boundaries, [chunks, C, BK] in terms. b_w [chunks, C, BK]: finite log decays of the chunks from row `start` on."""
     C: tl.constexpr = b_w.shape[1]
     CHUNKS: tl.constexpr = b_w.shape[0]
     o, o_k, t = tl.arange(0, CHUNKS * C)[:, None], tl.arange(0, BK)[None, :], tl.arange(0, C)[None, :]
@@ -188,4 +189,4 @@ def level_rows(x, y, b_w, level, start, end, i_h, READS: tl.constexpr, H: tl.con
     else:
         b_x = tl.load(x + p, mask=m & of_x, other=0.0).to(tl.float32)
         b_x += tl.load(y + p, mask=m & (of_x == 0), other=0.0).to(tl.float32)
-    return split(tl.reshape(b_x, (CHUNKS, C, BK)) * weight)
+    return terms(tl.reshape(b_x, (CHUNKS, C, BK)) * weight, TERMS)

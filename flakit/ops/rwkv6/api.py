@@ -72,7 +72,7 @@ def chunk_rwkv6(
             ValueError; where values are not checked (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels have one
-            size: 16 for 16-bit heads of 33 to 64 channels, 32 for all others. It affects rounding and speed only.
+            size: 16 for heads of 33 to 64 channels, 32 for all others. It affects rounding and speed only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the only layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).

@@ -5,7 +5,7 @@ Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's part of du
 
-`fused_chunk_triton` serves 16-bit heads of 33 to 64 channels, in chunks of 16. The kernels here serve all others, in
+`fused_chunk_triton` serves heads of 33 to 64 channels, in chunks of 16. The kernels here serve all others, in
 chunks of 32 tokens.
 
 Formulas as in `chunk_torch`. Each chunk takes one of two paths; both kernels are launched, and each skips the chunks of

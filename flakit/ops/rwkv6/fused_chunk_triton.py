@@ -1,4 +1,4 @@
-"""RWKV6 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence.
+"""RWKV6 in chunks of 16 tokens, for heads of 33 to 64 channels: one program walks a head's whole sequence.
 
 A forward and a backward kernel; before them, a kernel that is parallel over all chunks computes their scores.
 
@@ -8,9 +8,10 @@ the diagonal, 0 above it, a chunk is
     o = A v + (q e^{before}) S                     S <- (k e^{after})^T v + e^{total} S
     dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D
 
-`scores_kernel` computes A; only a few products with a state remain sequential. `forward_kernel` stores S in float16 for
-the backward kernel. All tiles are transposed, in bands (`common.bands_triton`): S^T, D^T, o^T and dv^T in bands of
-channels of v, the gradients of q, k and w in bands of channels of k.
+`scores_kernel` computes A; only a few products with a state remain sequential. `forward_kernel` stores S for the
+backward kernel: in float16, or of float32 inputs in float32. All tiles are transposed, in bands
+(`common.bands_triton`): S^T, D^T, o^T and dv^T in bands of channels of v, the gradients of q, k and w
+in bands of channels of k.
 
 **Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
 (`bands_triton.Parts`). The state entering each part is computed first: a part maps S to e^{total} S + N, where N is its
@@ -31,7 +32,9 @@ terms. In any other chunk q* = q e^{before}, k* = k e^{total - upto}, S and D ar
 e^{total}, x and y contain the states' terms alone, and dyadic levels add the pairs: dw is a sum of terms that each
 carry their decay, without subtractions.
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
+Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relative error of 2^-17; of float32
+inputs, sums of three, which are exact. There the backward takes no chunk for mild: the decay's gradient as a difference
+would lose float32's precision. The scores are about the middle where log decays are above `MILD_FLOAT32`.
 
 On Hopper GPUs, kernels in `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one walks a sequence for
 D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
@@ -48,6 +51,7 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    MILD_FLOAT32,
     Parts,
     bands,
     by_transpose,
@@ -55,31 +59,34 @@ from ..common.bands_triton import (
     column,
     decays_to_ends,
     flat,
+    flats,
     launch_options,
     load_pair,
     load_transposed,
     narrow_product,
     per_band,
+    per_bands,
     power_of_two,
     product,
     sides,
     store_transposed,
+    takes_gluon,
     total_decay,
+    turned,
 )
 from ..common.blocks_triton import (
-    add_full_product,
-    add_input_by_split,
-    add_split_by_input,
+    add_products,
     arrived,
     exp,
+    input_terms,
     kernel,
     prefetch,
-    split,
     sums,
     sums_along,
+    terms,
+    whole,
 )
-from ..common.kernel_triton import runs_gluon
-from ..common.launch import FULL_GPU, LONG_CHUNK_SIZE, cdiv
+from ..common.launch import CHUNK_SIZE, FULL_GPU, LONG_CHUNK_SIZE
 from ..common.pairs_triton import BLOCK_TOKEN, halves, masked
 from ..common.plan_triton import ChunkPlan
 from ..common.positions_triton import locate_program
@@ -119,6 +126,8 @@ def scores_kernel(
     o_c, o_b, o_k = tl.arange(0, C), tl.arange(0, CHUNKS), tl.arange(0, BK)
     i, j = o_c[:, None], o_c[None, :]
     N: tl.constexpr = C * CHUNKS
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
+    LEAST: tl.constexpr = MILD_FLOAT32 if TERMS == 3 else BLOCK_TOKEN
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, N, BK)
     b_q = load_tile(r, start, end, i_h, 0, 0, H, K, N, BK)
     b_k = load_tile(k, start, end, i_h, 0, 0, H, K, N, BK)
@@ -128,21 +137,21 @@ def scores_kernel(
     b_w = bands(clamped_decay(b_w), CHUNKS)
     b_q, b_k = bands(b_q, CHUNKS).to(tl.float32) * scale, bands(b_k, CHUNKS).to(tl.float32)
     own = tl.sum(b_q * b_k * b_u[None, None, :], 2)
-    if tl.min(lowest) > BLOCK_TOKEN:
+    if tl.min(lowest) > LEAST:
         half = (j < C // 2).to(tl.float32)
-        q_high, q_low = split(b_q * exp(sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)))
-        k_high, k_low = split(b_k * exp(-sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)))
-        b_A = by_transpose(q_high, q_low, k_high, k_low)
+        q_terms = terms(b_q * exp(sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)), TERMS)
+        k_terms = terms(b_k * exp(-sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)), TERMS)
+        b_A = by_transpose(q_terms, k_terms)
     else:
         b_A = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
         for level in range(LEVELS):
             _, is_read, _, _ = halves(level, C)
             weight = exp(sums(per_band(tl.trans(_level_tokens(level, C)), CHUNKS), b_w))
-            high, low = split(tl.where(is_read[None, :, None], b_q, b_k) * weight)
-            b_A += masked(per_band(_opposite_halves(level, C), CHUNKS), by_transpose(high, low, high, low))
+            b_x = terms(tl.where(is_read[None, :, None], b_q, b_k) * weight, TERMS)
+            b_A += masked(per_band(_opposite_halves(level, C), CHUNKS), by_transpose(b_x, b_x))
     b_A = tl.where((i == j)[None, :, :], own[:, :, None], masked((i > j)[None, :, :], b_A))
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
-    tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
+    tl.store(mild + at, ((lowest > BLOCK_TOKEN) & (TERMS == 2)).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (C * C) + (i * C + j)[None, :, :]
     tl.store(p, b_A, mask=there[:, None, None])  # zeros above the diagonal too: saved tensors are initialized
 
@@ -184,6 +193,7 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (C * C)
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
@@ -202,22 +212,19 @@ def forward_kernel(
         v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
         A_next = _load_scores_transposed(p_A, more, C)
         decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
-        high, low = split(bands(b_x).to(tl.float32) * (exp(decays) * by_scale))
-        q_high, k_high = sides(high)
-        q_low, k_low = sides(low)
+        pairs = [sides(term) for term in terms(bands(b_x).to(tl.float32) * (exp(decays) * by_scale), TERMS)]
+        b_q, b_k = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if KEEP:
             reciprocal, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(states.dtype.element_ty)), mask=m_S)
             tl.store(units + i + tl.zeros([1], tl.int32), unit)
-        S_high, S_low = split(b_S)
-        A_high, A_low = split(b_A)
-        b_v = bands(b_v)
-        b_o = product(S_high, S_low, per_band(flat(q_high)), per_band(flat(q_low)))
-        b_o = add_input_by_split(b_o, b_v, per_band(A_high), per_band(A_low))
+        b_v = input_terms(bands(b_v))
+        b_o = product(terms(b_S, TERMS), per_bands(flats(b_q)))
+        b_o = add_products(b_o, b_v, per_bands(terms(b_A, TERMS)))
         store_transposed(o, b_o, start, end, i_h, H, V, C, BV)
         b_S *= exp(total)[None, None, :]
-        b_S = add_input_by_split(b_S, b_v, per_band(tl.trans(flat(k_high))), per_band(tl.trans(flat(k_low))))
+        b_S = add_products(b_S, b_v, per_bands(turned(flats(b_k))))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
         tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
@@ -237,19 +244,18 @@ def _decays(b_w, is_mild, C: tl.constexpr):
 
 
 @triton.jit
-def _dyadic_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
+def _dyadic_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl.constexpr):
     """Return what pairs inside the chunk add to dq, dk and dw, [4, N, C] each. b_P: P + P^T without the diagonal."""
     dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
-    P_high, P_low = split(b_P)
+    P_terms = terms(b_P, TERMS)
     for level in range(LEVELS):
         _, is_read, _, _ = halves(level, C)
         is_read = is_read[None, None, :]
         between, meets = _level_tokens(level, C), _opposite_halves(level, C)
         weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_q, b_k) * weight
-        high, low = split(b_x)
-        grad = narrow_product(high, low, per_band(masked(meets, P_high)), per_band(masked(meets, P_low)))
-        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), False)
+        grad = narrow_product(terms(b_x, TERMS), [per_band(masked(meets, term)) for term in P_terms])
+        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), TERMS == 3)
         grad *= weight
         dq += tl.where(is_read, grad, 0.0)
         dk += tl.where(is_read, 0.0, grad)
@@ -275,6 +281,7 @@ def backward_kernel(
     )
     o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
     t, s = o_c[:, None], o_c[None, :]
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_u = tl.reshape(b_u, (BANDS, BK // BANDS))[:, :, None]
@@ -313,46 +320,47 @@ def backward_kernel(
         of_S, passing = exp(mid) * unit, mid
         read, key = exp(read), exp(key)
         b_q, b_k = bands(b_r).to(tl.float32) * scale, bands(b_k).to(tl.float32)
-        q_high, q_low = split(b_q * read)
-        k_high, k_low = split(b_k * key)
+        q_terms = terms(b_q * read, TERMS)
+        k_terms = terms(b_k * key, TERMS)
 
         # In bands of channels of v.
-        D_high, D_low = split(b_D)
-        A_high, A_low = split(b_A)
-        b_dv = product(D_high, D_low, per_band(flat(k_high)), per_band(flat(k_low)))
-        b_dv = add_input_by_split(b_dv, bands(b_do), per_band(A_high), per_band(A_low))
+        D_terms = terms(b_D, TERMS)
+        b_dv = product(D_terms, per_bands(flats(k_terms)))
+        b_dv = add_products(b_dv, input_terms(bands(b_do)), per_bands(terms(b_A, TERMS)))
         store_transposed(dv, b_dv, start, end, i_h, H, V, C, BV)
 
         # In bands of channels of k: keys.
-        b_P = tl.dot(tl.trans(b_do), b_v)
+        if TERMS == 3:
+            b_P = add_products(tl.zeros([C, C], tl.float32), turned(input_terms(b_do)), input_terms(b_v))
+        else:
+            b_P = tl.dot(tl.trans(b_do), b_v)
         own = tl.sum(masked(t == s, b_P), 0)[None, None, :]
         b_P = masked(t > s, b_P)
-        D_high, D_low = bands(tl.trans(flat(D_high))), bands(tl.trans(flat(D_low)))
-        y = add_split_by_input(tl.zeros([BANDS, BK // BANDS, C], tl.float32), D_high, D_low, per_band(b_v))
+        D_terms = [bands(term) for term in turned(flats(D_terms))]
+        y = product(D_terms, per_bands(input_terms(b_v)))
         b_du += own * b_q * b_k
         # Reads.
         b_S = tl.load(states + i * K * V + o_k[:, None] + o_v[None, :] * K, mask=m_S, other=0.0)
-        S_high, S_low = split(bands(b_S.to(tl.float32) * of_S[:, None]))
-        b_SD = by_transpose(S_high, S_low, D_high, D_low)
+        S_terms = terms(bands(b_S.to(tl.float32) * of_S[:, None]), TERMS)
+        b_SD = by_transpose(S_terms, D_terms)
         b_SD = tl.sum(tl.where(t == s, b_SD, 0.0), 2)
-        x = add_split_by_input(tl.zeros_like(y), S_high, S_low, per_band(b_do))
+        x = product(S_terms, per_bands(input_terms(b_do)))
 
         # Pairs of tokens inside the chunk.
-        keys = k_high.to(tl.float32) + k_low.to(tl.float32)
-        reads = q_high.to(tl.float32) + q_low.to(tl.float32)
-        b_dw = sums_along(keys * y, per_band(t < s), False)
-        if is_mild > 0:
-            P_high, P_low = split(b_P)
-            z = add_full_product(tl.zeros_like(y), q_high, q_low, per_band(P_high), per_band(P_low))
-            x = add_full_product(x, k_high, k_low, per_band(tl.trans(P_high)), per_band(tl.trans(P_low)))
+        keys, reads = whole(k_terms), whole(q_terms)
+        b_dw = sums_along(keys * y, per_band(t < s), TERMS == 3)
+        if TERMS == 2 and is_mild > 0:
+            P_terms = terms(b_P, TERMS)
+            z = add_products(tl.zeros_like(y), q_terms, per_bands(P_terms), True)
+            x = add_products(x, k_terms, per_bands(turned(P_terms)), True)
             of_pairs = keys * z
             b_dw += sums_along(reads * x - of_pairs, per_band(t > s))
             b_dw += b_SD[:, :, None] - of_pairs
             b_dq, b_dk = x * read, (y + z) * key
         else:
-            b_dq, b_dk, of_pairs = _dyadic_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS)
+            b_dq, b_dk, of_pairs = _dyadic_pairs(b_q, b_k, b_w, b_P + tl.trans(b_P), C, LEVELS, TERMS)
             total = exp(total_decay(b_w, C))
-            b_dw += of_pairs + sums_along(reads * x, per_band(t > s), False)
+            b_dw += of_pairs + sums_along(reads * x, per_band(t > s), TERMS == 3)
             b_dw += (b_SD * tl.reshape(total, (BANDS, BK // BANDS)))[:, :, None]
             b_dq += x * read
             b_dk += y * key
@@ -362,7 +370,7 @@ def backward_kernel(
         store_transposed(dw, b_dw, start, end, i_h, H, K, C, BK)
         store_transposed(dk, b_dk + own * b_u * b_q, start, end, i_h, H, K, C, BK)
         store_transposed(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
-        b_D = add_input_by_split(b_D, bands(b_do), per_band(tl.trans(flat(q_high))), per_band(tl.trans(flat(q_low))))
+        b_D = add_products(b_D, input_terms(bands(b_do)), per_bands(turned(flats(q_terms))))
     b_D *= exp(passing)[None, None, :]
     p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
@@ -386,14 +394,16 @@ class _Plan(Parts):
     def saved_shapes(self) -> tuple[tuple[int], tuple[int]]:
         """The shapes of the tensors that a forward saves for its backward."""
         states, *others = self.sizes
-        return (cdiv(states, 2),), (sum(others),)
+        return (self.lines(states),), (sum(others),)
 
     def start_parts(self, x, y, w, scale, first, where, reverse: bool):
         """Start to compute the state entering each part; return a function, as `ChunkPlan.start_parts` does."""
         if not self.several and not callable(first):
             return lambda: first
         _, sequence_of_part, parts_before, *_ = where
-        stream = ChunkPlan("rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE)  # whose chunks are longer
+        stream = ChunkPlan(
+            "rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE if self.stored.itemsize == 2 else CHUNK_SIZE
+        )  # whose chunks are longer
         return stream.start_parts(
             x, y, w, scale, first, self.parts, sequence_of_part, parts_before, CHUNK * self.L, reverse
         )
@@ -411,13 +421,6 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
     return _Plan(r, v, packing).saved_shapes
 
 
-def _takes_gluon(r, w, k, v, o, *saved) -> bool:
-    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
-    rows = r, w, k, v, o
-    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in rows)
-    return fits and runs_gluon(*rows, *saved)
-
-
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing, FORWARD)
@@ -426,7 +429,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     allocate = r.new_zeros if plan.packed else r.new_empty
     shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
-    if keep and plan.sizes[0] % 2:
+    if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
     scores, units, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
@@ -439,8 +442,8 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
         PACKED=plan.packed, **launch_options("rwkv6.fused.scores", r),
     )  # fmt: skip
     first = first()
-    tensors = r, w, k, v, o, states.view(torch.float16), units, scores
-    if _takes_gluon(r, w, k, v, o, states, scores):
+    tensors = r, w, k, v, o, states.view(plan.stored), units, scores
+    if takes_gluon((r, w, k, v, o), (states, scores)):
         from . import fused_chunk_gluon
 
         walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("rwkv6.fused.forward", plan.H)
@@ -460,10 +463,10 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
     inputs, grads = (r, w, k, v, u), (dr, dw, dk, dv)
-    states = states.view(torch.float16)
+    states = states.view(plan.stored)
     scores, units, mild = others.split_with_sizes(plan.sizes[1:])
     saved = states, units, scores, mild
-    if plan.chunks * plan.H >= FEWEST and _takes_gluon(r, w, k, v, do, states, scores):
+    if plan.chunks * plan.H >= FEWEST and takes_gluon((r, w, k, v, do), (states, scores)):
         from .fused_chunk_gluon import gradients
 
         du = gradients(plan, inputs, do, saved, grads, dfinal_state, dinitial_state, scale)

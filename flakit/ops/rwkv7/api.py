@@ -81,7 +81,7 @@ def chunk_rwkv7(
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         safe_gate, disable_recompute, lower_bound: accepted for compatibility, without effect; any w <= 0 is safe.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 16 and 32, for 16-bit heads of 33 to 64 channels always 16. The default for all others is 32, in
+            nearest of 16 and 32, for heads of 33 to 64 channels always 16. The default for all others is 32, in
             float32 16. It affects rounding and speed only.
         cp_context: flash-linear-attention's, in place of group and cu_seqlens; of layout "contiguous".
         head_first, reverse: accepted as False only: [B, T, H, ...] is the only layout, and time runs forwards.

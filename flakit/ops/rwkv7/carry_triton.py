@@ -15,19 +15,25 @@ from ..common.bands_triton import (
     column,
     decays_to_ends,
     flat,
+    flats,
     load_pair,
     load_transposed,
     narrow_product,
     per_band,
+    per_bands,
     sides,
+    store_transposed,
+    turned,
 )
 from ..common.blocks_triton import (
-    add_input_by_split,
-    add_product,
+    add_products,
+    arrived,
     exp,
+    input_terms,
     kernel,
-    split,
+    prefetch,
     sums_along,
+    terms,
 )
 from ..common.positions_triton import locate_program, pieces_of
 from ..common.tiles_triton import state_pointers
@@ -65,6 +71,7 @@ def carry_kernel(
     i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
     below, eye = i > j, tl.where(i == j, 1.0, 0.0)
     o_k = tl.arange(0, BK)
+    TERMS: tl.constexpr = 3 if v.dtype.element_ty == tl.float32 else 2
     b_M = bands(tl.where(o_k[:, None] == o_k[None, :], 1.0, 0.0))
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
@@ -92,42 +99,46 @@ def carry_kernel(
         U_next = tl.load(p_A + C * C, mask=below & more, other=0.0)
         decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
         decays = exp(decays)
-        x_high, x_low = split(bands(b_x).to(tl.float32) * decays)
-        k_high, k_low = split(bands(b_k).to(tl.float32) * sides(decays)[1])
-        a_high, b_high = sides(x_high)
-        a_low, b_low = sides(x_low)
-        a_high, a_low, b_high, b_low = flat(a_high), flat(a_low), tl.trans(flat(b_high)), tl.trans(flat(b_low))
-        A_high, A_low = split(b_A)
-        U_high, U_low = split(b_U + eye)
+        x = [sides(term) for term in terms(bands(b_x).to(tl.float32) * decays, TERMS)]
+        b_a, b_b = per_bands([flat(pair[0]) for pair in x]), per_bands([tl.trans(flat(pair[1])) for pair in x])
+        k_terms = terms(bands(b_k).to(tl.float32) * sides(decays)[1], TERMS)
+        U_terms = per_bands(terms(b_U + eye, TERMS))
+        v_terms = input_terms(b_v)
         total = exp(total)[None, None, :]
-        high, low = split(b_M)
-        f_high, f_low = split(narrow_product(high, low, per_band(a_high), per_band(a_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
-        b_M = add_product(b_M * total, f_high, f_low, per_band(b_high), per_band(b_low))
-        high, low = split(b_S)
-        b_f = narrow_product(high, low, per_band(a_high), per_band(a_low))
-        f_high, f_low = split(add_input_by_split(b_f, b_v, per_band(A_high), per_band(A_low)))
-        f_high, f_low = split(narrow_product(f_high, f_low, per_band(U_high), per_band(U_low)))
-        b_S = add_product(b_S * total, f_high, f_low, per_band(b_high), per_band(b_low))
-        b_S = add_input_by_split(b_S, b_v, per_band(tl.trans(flat(k_high))), per_band(tl.trans(flat(k_low))))
+        b_f = narrow_product(terms(b_M, TERMS), b_a)
+        b_f = narrow_product(terms(b_f, TERMS), U_terms)
+        b_M = add_products(b_M * total, terms(b_f, TERMS), b_b)
+        b_f = narrow_product(terms(b_S, TERMS), b_a)
+        b_f = add_products(b_f, v_terms, per_bands(terms(b_A, TERMS)))
+        b_f = narrow_product(terms(b_f, TERMS), U_terms)
+        b_S = add_products(b_S * total, terms(b_f, TERMS), b_b)
+        b_S = add_products(b_S, v_terms, per_bands(turned(flats(k_terms))))
     p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
     tl.store(p_M, tl.trans(flat(b_M)), mask=m_M)
     p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
     tl.store(p_S, tl.trans(flat(b_S)), mask=m_S)
 
 
+@triton.jit
+def pointers_of_D(dr, dk, da, db, start, i_h, o_k, o_v, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr):
+    """Return pointers to D^T of a whole chunk, [V, K], in the rows of its gradients: C rows of V in each tensor."""
+    p = tl.where(o_v < 2 * C, tl.where(o_v < C, dr, dk), tl.where(o_v < 3 * C, da, db))
+    return (p + ((start + o_v % C) * H + i_h) * K)[:, None] + o_k[None, :]
+
+
 @kernel
 def carry_grads_kernel(
-    r, w, a, b, do, scores, last, written, scale, T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
+    r, w, k, a, b, do, scores, dr, dk, dv, da, db, y, last, first, scale,
+    T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    HAS_LAST: tl.constexpr, ALL_PARTS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_LAST: tl.constexpr, ALL_PARTS: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the state entering each part for a zero gradient of the state leaving it, or in the last
-    part for the final state's. ALL_PARTS: of the first part too. In registers: D^T, and the previous chunk's rows,
-    while they load.
+    part for the final state's. ALL_PARTS: of the first part too. KEEP: from the gradient of the state leaving each
+    part; store dv, and for `backward_triton` y and D. In registers: D^T.
 
-    r, w, a, b [B, T, H, K], do [B, T, H, V], scores [chunks, H, 2, C, C]
-    last [N, H, K, V], written [parts, H, K, V]
+    r, w, k, a, b, dr, dk, da, db [B, T, H, K], do, dv [B, T, H, V], scores [chunks, H, 2, C, C], y [chunks, H, C, V]
+    last [N, H, K, V], first [parts, H, K, V]; KEEP: last [parts, H, K, V], first [N, H, K, V]
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
@@ -137,58 +148,78 @@ def carry_grads_kernel(
         if is_first:
             return
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    o_c, o_k, o_v = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
     eye = tl.where(i == j, 1.0, 0.0)
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
+    if KEEP:
+        i_last, i_first, has_last, has_first = i_p, i_n, count >= 0, is_first
+    else:
+        i_last, i_first, has_last, has_first = i_n, i_p, is_last, count >= 0
     b_D = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D & is_last, other=0.0)
+        p_D, m_D = state_pointers(last, i_last * H + i_h, 0, 0, K, V, BK, BV)
+        b_D += tl.load(p_D, mask=m_D & has_last, other=0.0)
     b_D = bands(tl.trans(b_D))
-    start = begin + (count - 1) * C
-    p_A = scores + ((first_chunk + count - 1) * H + i_h).to(tl.int64) * (2 * C * C) + C * C
-    w_next = load_transposed(w, start, end, i_h, H, K, C, BK)
-    R_next = load_pair(r, a, start, end, i_h, H, K, C, BK)
-    b_next = load_transposed(b, start, end, i_h, H, K, C, BK)
-    do_next = load_transposed(do, start, end, i_h, H, V, C, BV)
-    N_next = tl.load(p_A + j * C + i, mask=(i >= j) & (count > 0), other=0.0)
-    U_next = tl.load(p_A + i * C + j, mask=(i > j) & (count > 0), other=0.0)
     for n in range(0, count):
-        b_w, b_R, b_b, b_do, b_N, b_U = w_next, R_next, b_next, bands(do_next), N_next, U_next
-        more = n + 1 < count
-        start -= C
-        stop = tl.where(more, end, start)
-        p_A -= H * 2 * C * C
-        w_next = load_transposed(w, start, stop, i_h, H, K, C, BK)
-        R_next = load_pair(r, a, start, stop, i_h, H, K, C, BK)
-        b_next = load_transposed(b, start, stop, i_h, H, K, C, BK)
-        do_next = load_transposed(do, start, stop, i_h, H, V, C, BV)
-        N_next = tl.load(p_A + j * C + i, mask=(i >= j) & more, other=0.0)
-        U_next = tl.load(p_A + i * C + j, mask=(i > j) & more, other=0.0)
+        start = begin + (count - 1 - n) * C
+        i_c = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
+        p_A = scores + i_c * (2 * C * C)
+        b_w = load_transposed(w, start, end, i_h, H, K, C, BK)
+        b_R = load_pair(r, a, start, end, i_h, H, K, C, BK)
+        b_b = load_transposed(b, start, end, i_h, H, K, C, BK)
+        b_do = load_transposed(do, start, end, i_h, H, V, C, BV)
+        b_N = tl.load(p_A + C * C + j * C + i, mask=i >= j, other=0.0)
+        b_U = tl.load(p_A + C * C + i * C + j, mask=i > j, other=0.0)
+        if KEEP:
+            b_k = load_transposed(k, start, end, i_h, H, K, C, BK)
+            A_rk = tl.load(p_A + j * C + i, mask=i >= j, other=0.0)
+            A_ak = tl.load(p_A + i * C + j, mask=i > j, other=0.0)
+        more = (o_c >= 0) & (n + 1 < count)
+        p_rows = (start - C + o_c) * H + i_h
+        prefetch(w + p_rows * K, more, BK)
+        prefetch(r + p_rows * K, more, BK)
+        prefetch(a + p_rows * K, more, BK)
+        prefetch(b + p_rows * K, more, BK)
+        prefetch(do + p_rows * V, more, BV)
+        prefetch(scores + (i_c - H) * (2 * C * C) + o_c * (2 * C), more, 2 * C)
+        b_w, b_R, b_b, b_do = arrived(b_w), arrived(b_R), arrived(b_b), bands(arrived(b_do))
+        b_N, b_U = arrived(b_N), arrived(b_U)
+        if KEEP:
+            prefetch(k + p_rows * K, more, BK)
+            b_k, A_rk, A_ak = arrived(b_k), arrived(A_rk), arrived(A_ak)
         read, key = decays_from_ends(bands(clamped_decay(b_w)), C)
-        total = column(read, C - 1)
-        R_high, R_low = split(bands(b_R).to(tl.float32) * (exp(read) * by_scale))
-        r_high, a_high = sides(R_high)
-        r_low, a_low = sides(R_low)
-        b_high, b_low = split(bands(b_b).to(tl.float32) * exp(sides(key)[0]))
-        D_high, D_low = split(b_D)
-        y_high, y_low = split(narrow_product(D_high, D_low, per_band(flat(b_high)), per_band(flat(b_low))))
-        U_high, U_low = split(b_U + eye)
-        N_high, N_low = split(b_N)
-        b_y = narrow_product(y_high, y_low, per_band(U_high), per_band(U_low))
-        b_y = add_input_by_split(b_y, b_do, per_band(N_high), per_band(N_low))
-        y_high, y_low = split(b_y)
+        total, key = column(read, C - 1), exp(sides(key)[0])
+        x = [sides(term) for term in terms(bands(b_R).to(tl.float32) * (exp(read) * by_scale), TERMS)]
+        b_terms = terms(bands(b_b).to(tl.float32) * key, TERMS)
+        D_terms = terms(b_D, TERMS)
+        b_y = narrow_product(D_terms, per_bands(flats(b_terms)))
+        do_terms = input_terms(b_do)
+        b_y = narrow_product(terms(b_y, TERMS), per_bands(terms(b_U + eye, TERMS)))
+        b_y = add_products(b_y, do_terms, per_bands(terms(b_N, TERMS)))
+        y_terms = terms(b_y, TERMS)
+        if KEEP:
+            p_D = pointers_of_D(dr, dk, da, db, start, i_h, o_k, o_v, H, K, C)
+            m_D = (o_v < V)[:, None] & (o_k < K)[None, :]
+            tl.store(p_D, flat(b_D), mask=m_D & (end - start >= C))
+            tl.store(y + i_c * C * V + o_v[:, None] + o_c[None, :] * V, flat(b_y), mask=(o_v < V)[:, None])
+            k_terms = terms(bands(b_k).to(tl.float32) * key, TERMS)
+            b_dv = narrow_product(D_terms, per_bands(flats(k_terms)))
+            b_dv = add_products(b_dv, do_terms, per_bands(terms(A_rk, TERMS)))
+            b_dv = add_products(b_dv, y_terms, per_bands(terms(A_ak, TERMS)))
+            store_transposed(dv, b_dv, start, end, i_h, H, V, C, BV)
         b_D *= exp(total)[None, None, :]
-        b_D = add_product(b_D, y_high, y_low, per_band(tl.trans(flat(a_high))), per_band(tl.trans(flat(a_low))))
-        b_D = add_input_by_split(b_D, b_do, per_band(tl.trans(flat(r_high))), per_band(tl.trans(flat(r_low))))
-    p_D, m_D = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D)
+        b_D = add_products(b_D, y_terms, per_bands([tl.trans(flat(pair[1])) for pair in x]))
+        b_D = add_products(b_D, do_terms, per_bands([tl.trans(flat(pair[0])) for pair in x]))
+    p_D, m_D = state_pointers(first, i_first * H + i_h, 0, 0, K, V, BK, BV)
+    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & has_first)
 
 
 @kernel
 def entering_kernel(
     products, written, entering, first, parts, parts_before,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """S <- product S + written, part by part, or REVERSE D <- product^T D + written from the last part; store what
     enters each. The first visited part has the initial value in `written` already. In registers: S or D.
@@ -212,9 +243,8 @@ def entering_kernel(
         tl.store(p_S, b_S, mask=m_S)
         if n + 1 < parts:
             p_P, m_P = state_pointers(products, i, 0, 0, K, K, BK, BK)
-            P_high, P_low = split(tl.load(p_P, mask=m_P & (n > 0), other=0.0))
+            b_P = tl.load(p_P, mask=m_P & (n > 0), other=0.0)
             if REVERSE:
-                P_high, P_low = tl.trans(P_high), tl.trans(P_low)
-            S_high, S_low = split(b_S)
+                b_P = tl.trans(b_P)
             p_W, m_W = state_pointers(written, i, 0, 0, K, V, BK, BV)
-            b_S = add_product(tl.load(p_W, mask=m_W, other=0.0), P_high, P_low, S_high, S_low)
+            b_S = add_products(tl.load(p_W, mask=m_W, other=0.0), terms(b_P, TERMS), terms(b_S, TERMS))

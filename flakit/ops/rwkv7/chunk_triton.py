@@ -1,6 +1,6 @@
 """RWKV7 in chunks as Triton kernels: all work but a light stream of states is parallel over chunks.
 
-`fused_chunk_triton` serves 16-bit heads of 33 to 64 channels, in chunks of 16 tokens. The kernels here serve all
+`fused_chunk_triton` serves heads of 33 to 64 channels, in chunks of 16 tokens. The kernels here serve all
 others, in chunks of 32 tokens, or 16 in float32.
 
 Forward:  `prepare_kernel`        what does not depend on the entering state: U, U A_ak v, U a~

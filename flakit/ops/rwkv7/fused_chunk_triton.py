@@ -1,4 +1,4 @@
-"""RWKV7 in chunks of 16 tokens, for 16-bit heads of 33 to 64 channels: one program walks a head's whole sequence. A
+"""RWKV7 in chunks of 16 tokens, for heads of 33 to 64 channels: one program walks a head's whole sequence. A
 forward and a backward kernel; before them, a kernel that is parallel over all chunks solves each.
 
 Every token has two rows. With reads R = [r*; a*], keys E = [k*; b*], and their scores A, zero where E's token is later
@@ -12,8 +12,8 @@ and U = (I - A_ab)^{-1}. `scores_kernel` computes A_rk, A_ak, U and N = A_rb U o
 
     v2 = U x,   o = r* S + A_rk v + N x,   y = N^T do + U^T b* D
 
-so that only a few products with the state remain sequential. `forward_kernel` stores S and v2 in float16 for the
-backward kernel.
+so that only a few products with the state remain sequential. `forward_kernel` stores S and v2 for the backward
+kernel: in float16, or of float32 inputs in float32.
 
 **Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
 (`bands_triton.Parts`). A part maps the state entering it to M S + N; the kernels of `carry_triton` compute M and N, and
@@ -36,7 +36,9 @@ e^{mid} S, D for e^{rest} D, rest = total - mid, and the decay's gradient is a d
 
 where "i after t" is t <= i for r_i and t < i for a_i.
 
-Operands are split into two bfloat16 numbers (`blocks_triton.split`), with a relative error of 2^-17.
+Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relative error of 2^-17; of float32
+inputs, sums of three, which are exact. Their scores are about the middle where log decays are above `MILD_FLOAT32`;
+`backward_triton` takes no chunk for mild: the decay's gradient as a difference would lose float32's precision.
 
 On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel in the
 place of `forward_kernel`; backward, one that walks the chunks for D and y alone, and others that compute the gradients
@@ -54,40 +56,44 @@ from ..common.bands_triton import (
     CHANNELS,
     CHUNK,
     LEVELS,
+    MILD_FLOAT32,
     Parts,
     bands,
     by_transpose,
     clamped_decay,
     column,
     flat,
+    flats,
+    joined,
     launch_options,
     load_pair,
     load_transposed,
     narrow_product,
     per_band,
+    per_bands,
     power_of_two,
     product,
     sides,
-    split_input,
     store_pair,
     store_transposed,
-    transpose,
+    takes_gluon,
+    transposed,
+    turned,
 )
 from ..common.blocks_triton import (
-    add_full_product,
-    add_input_by_split,
-    add_product,
+    add_products,
     arrived,
     exp,
+    input_terms,
     kernel,
     level_pairs,
     prefetch,
-    split,
     sums,
     sums_along,
+    terms,
+    whole,
 )
-from ..common.kernel_triton import runs_gluon
-from ..common.launch import TABLE, cdiv
+from ..common.launch import TABLE, width
 from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
 from ..common.tiles_triton import load_tile, state_pointers
@@ -100,14 +106,6 @@ LOWEST_DECAY = tl.constexpr(-128.0)
 
 
 @triton.jit
-def _repeat_columns(x):
-    """Return the columns of x [4, N, C] twice, side by side, [4, N, 2 C]."""
-    x = tl.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
-    x = tl.broadcast_to(x, (x.shape[0], x.shape[1], 2, x.shape[3]))
-    return tl.reshape(x, (x.shape[0], x.shape[1], 2 * x.shape[3]))
-
-
-@triton.jit
 def _fill_pairs(x):
     """Return x [N, C, C] with each block of 2 x 2 filled with its sum."""
     N: tl.constexpr = x.shape[0]
@@ -117,7 +115,7 @@ def _fill_pairs(x):
 
 
 @triton.jit
-def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
+def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl.constexpr):
     """Return (I - A)^{-1} and its transpose, of strictly lower triangular matrices A [N, C, C]: at each level the lower
     left blocks join two inverses, U + U A U. A product's result has the layout of a left operand, or transposed of a
     right one, so that with both at hand threads exchange nothing.
@@ -128,17 +126,16 @@ def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr):
     x = tl.where(pairs[None, :, :], b_A, 0.0)
     b_U, b_X = eye + x, eye + tl.where(tl.trans(pairs)[None, :, :], _fill_pairs(x), 0.0)
     for level in tl.static_range(1, LEVELS):
-        A_high, A_low = split(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0))
-        U_high, U_low = split(b_U)
-        X_high, X_low = split(b_X)
-        y_high, y_low = split(by_transpose(X_high, X_low, A_high, A_low))
-        b_U = add_product(b_U, U_high, U_low, transpose(y_high), transpose(y_low))
-        b_X = add_product(b_X, y_high, y_low, transpose(U_high), transpose(U_low))
+        A_terms = terms(tl.where(level_pairs(1 << level, C)[None, :, :], b_A, 0.0), TERMS)
+        U_terms = terms(b_U, TERMS)
+        y_terms = terms(by_transpose(terms(b_X, TERMS), A_terms), TERMS)
+        b_U = add_products(b_U, U_terms, transposed(y_terms))
+        b_X = add_products(b_X, y_terms, transposed(U_terms))
     return b_U, b_X
 
 
 @triton.jit
-def _level(level, C: tl.constexpr):
+def level_columns(level, C: tl.constexpr):
     """Return for 2 C columns, reads or keys of a chunk's tokens, at a dyadic level: the mask [C, 2 C] of decays (rows)
     between a token and its half's boundary; whether it lies in a right half, where it is a read [1, 2 C]; and the mask
     of pairs in opposite halves of one block [2 C, 2 C]. Of r, the first C, decays include the token's own."""
@@ -171,6 +168,8 @@ def scores_kernel(
     o_c, o_b = tl.arange(0, C), tl.arange(0, CHUNKS)
     i, j = o_c[:, None], o_c[None, :]
     N: tl.constexpr = C * CHUNKS
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
+    LEAST: tl.constexpr = MILD_FLOAT32 if TERMS == 3 else BLOCK_TOKEN
     b_w = load_tile(w, start, end, i_h, 0, 0, H, K, N, BK)
     b_r = load_tile(r, start, end, i_h, 0, 0, H, K, N, BK)
     b_a = load_tile(a, start, end, i_h, 0, 0, H, K, N, BK)
@@ -180,28 +179,28 @@ def scores_kernel(
     lowest = tl.min(tl.min(bands(b_w, CHUNKS).to(tl.float32), 2), 1)
     b_w = bands(clamped_decay(b_w), CHUNKS)
     b_r, b_a, b_k, b_b = bands(b_r, CHUNKS), bands(b_a, CHUNKS), bands(b_k, CHUNKS), bands(b_b, CHUNKS)
-    if tl.min(lowest) > BLOCK_TOKEN:
+    if tl.min(lowest) > LEAST:
         half = (j < C // 2).to(tl.float32)
         decay = sums(per_band((j <= i).to(tl.float32) - half, CHUNKS), b_w)
         before = sums(per_band((j < i).to(tl.float32) - half, CHUNKS), b_w)
         key = exp(-decay)
-        r_high, r_low = split(b_r.to(tl.float32) * (exp(decay) * scale))
-        a_high, a_low = split(b_a.to(tl.float32) * exp(before))
-        k_high, k_low = split(b_k.to(tl.float32) * key)
-        b_high, b_low = split(b_b.to(tl.float32) * key)
-        A_rk = by_transpose(r_high, r_low, k_high, k_low)
-        A_rb = by_transpose(r_high, r_low, b_high, b_low)
-        A_ak = by_transpose(a_high, a_low, k_high, k_low)
-        b_A = by_transpose(a_high, a_low, b_high, b_low)
+        r_terms = terms(b_r.to(tl.float32) * (exp(decay) * scale), TERMS)
+        a_terms = terms(b_a.to(tl.float32) * exp(before), TERMS)
+        k_terms = terms(b_k.to(tl.float32) * key, TERMS)
+        b_terms = terms(b_b.to(tl.float32) * key, TERMS)
+        A_rk = by_transpose(r_terms, k_terms)
+        A_rb = by_transpose(r_terms, b_terms)
+        A_ak = by_transpose(a_terms, k_terms)
+        b_A = by_transpose(a_terms, b_terms)
     else:
         own_k = tl.sum(b_r.to(tl.float32) * b_k.to(tl.float32), 2)[:, :, None] * scale
         own_b = tl.sum(b_r.to(tl.float32) * b_b.to(tl.float32), 2)[:, :, None] * scale
         there = (start + o_b * C < end)[:, None, None]
         p = scores + ((first_chunk + o_b) * H + i_h).to(tl.int64)[:, None, None] * (2 * C * C)
         for level in range(LEVELS):
-            R_high, R_low = level_rows(r, a, b_w, level, start, end, i_h, True, H, K, BK)
-            E_high, E_low = level_rows(k, b, b_w, level, start, end, i_h, False, H, K, BK)
-            b_A = by_transpose(R_high, R_low, E_high, E_low) * tl.where(i < C // 2, scale, 1.0)[None, :, :]
+            b_R = level_rows(r, a, b_w, level, start, end, i_h, True, H, K, BK, TERMS)
+            b_E = level_rows(k, b, b_w, level, start, end, i_h, False, H, K, BK, TERMS)
+            b_A = by_transpose(b_R, b_E) * tl.where(i < C // 2, scale, 1.0)[None, :, :]
             x, y = level_tokens(i, level, True, C), level_tokens(j, level, False, C)
             place = tl.where(i < C // 2, y * C + x, x * C + y) + j // (C // 2) * (C * C)
             tl.store(p + place[None, :, :], b_A, mask=there & ((x ^ y) >> level == 1)[None, :, :])
@@ -211,9 +210,8 @@ def scores_kernel(
         A_ak, b_A = tl.load(p_ij, mask=there, other=0.0), tl.load(p_ij + C * C, mask=there, other=0.0)
         A_rk, A_rb = tl.where((i == j)[None, :, :], own_k, A_rk), tl.where((i == j)[None, :, :], own_b, A_rb)
     b_A = tl.where((i > j)[None, :, :], b_A, 0.0)
-    b_U, b_X = _inverse_and_transpose(b_A, C, LEVELS)
-    A_high, A_low = split(tl.where((i >= j)[None, :, :], A_rb, 0.0))
-    X_high, X_low = split(b_X)
+    b_U, b_X = _inverse_and_transpose(b_A, C, LEVELS, TERMS)
+    A_rb = tl.where((i >= j)[None, :, :], A_rb, 0.0)
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, (lowest > BLOCK_TOKEN).to(tl.float32), mask=there)
     p = scores + at[:, None, None] * (2 * C * C)
@@ -221,7 +219,7 @@ def scores_kernel(
     upto, later = there[:, None, None] & (i >= j)[None, :, :], there[:, None, None] & (i > j)[None, :, :]
     tl.store(p_transposed, A_rk, mask=upto)
     tl.store(p, A_ak, mask=later)
-    tl.store(p_transposed + C * C, by_transpose(A_high, A_low, X_high, X_low), mask=upto)
+    tl.store(p_transposed + C * C, by_transpose(terms(A_rb, TERMS), terms(b_X, TERMS)), mask=upto)
     tl.store(p + C * C, b_U, mask=later)
 
 
@@ -298,6 +296,7 @@ def forward_kernel(
         p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
         b_S += tl.load(p_first, mask=m_first, other=0.0)
     b_S = bands(tl.trans(b_S))
+    TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
@@ -320,33 +319,28 @@ def forward_kernel(
         U_next = _load_scores(p_A + C * C, more, C)
         read, key = decays_from_ends(bands(tl.maximum(b_w, LOWEST_DECAY).to(b_w.dtype)), C)
         total = column(read, C - 1)
-        R_high, R_low = split(flat(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))))
-        E_high, E_low = split(flat(bands(b_E).to(tl.float32) * exp(key)))
+        R_terms = terms(flat(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))), TERMS)
+        E_terms = terms(flat(bands(b_E).to(tl.float32) * exp(key)), TERMS)
         if KEEP:
             reciprocal, unit = power_of_two(tl.max(tl.reshape(tl.abs(b_S), (BV * BK,)), 0, keep_dims=True))
             p_S = states + i * K * V + o_k[None, :] + o_v[:, None] * K
-            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(tl.float16)), mask=m_S)
+            tl.store(p_S, flat((b_S * reciprocal[None, None, :]).to(states.dtype.element_ty)), mask=m_S)
             tl.store(units + i * (BV + 1) + BV + tl.zeros([1], tl.int32), unit)
-        S_high, S_low = split(b_S)
-        A_high, A_low = split(b_A)
-        U_high, U_low = split(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0))
-        b_v = bands(b_v)
-        b_x = product(S_high, S_low, per_band(R_high), per_band(R_low))
-        b_x = add_input_by_split(b_x, b_v, per_band(A_high), per_band(A_low))
-        x_high, x_low = split(sides(b_x)[1])
-        b_f = product(x_high, x_low, per_band(U_high), per_band(U_low))
+        U_terms = terms(b_U + tl.where((o_r - C)[None, :] == tl.arange(0, C)[:, None], 1.0, 0.0), TERMS)
+        b_x = product(terms(b_S, TERMS), per_bands(R_terms))
+        b_v = input_terms(bands(b_v))
+        b_x = add_products(b_x, b_v, per_bands(terms(b_A, TERMS)))
+        b_f = product(terms(sides(b_x)[1], TERMS), per_bands(U_terms))
         store_transposed(o, sides(b_x + b_f)[0], start, end, i_h, H, V, C, BV)
         if KEEP:
             b_x = sides(b_f)[1]
             reciprocal, unit = power_of_two(tl.max(tl.abs(b_x), 2))
             p_v2, m_v2 = _v2_pointers(v2, i, V, C, BV)
-            tl.store(p_v2, flat((b_x * reciprocal[:, :, None]).to(tl.float16)), mask=m_v2)
+            tl.store(p_v2, flat((b_x * reciprocal[:, :, None]).to(v2.dtype.element_ty)), mask=m_v2)
             tl.store(units + i * (BV + 1) + o_v, tl.reshape(unit, (BV,)))
-        v_high, v_low = split_input(b_v)
-        f_high, f_low = split(b_f)
-        f_high, f_low = tl.where(left, _repeat_columns(v_high), f_high), tl.where(left, _repeat_columns(v_low), f_low)
+        F_terms = joined(left, b_v, terms(b_f, TERMS))
         b_S *= exp(total)[None, None, :]
-        b_S = add_product(b_S, f_high, f_low, per_band(tl.trans(E_high)), per_band(tl.trans(E_low)))
+        b_S = add_products(b_S, F_terms, per_bands(turned(E_terms)))
     if WANTS_LAST:
         p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
         tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
@@ -358,21 +352,18 @@ def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     without subtractions. b_R, b_E: without decay; b_P [2 C, 2 C]: of all pairs."""
     o = tl.arange(0, 2 * C)
     ahead = (o % C)[:, None] - (o % C)[None, :]
-    own_high, own_low = split(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0))  # r reads its own token's keys
-    high, low = split(b_E)
-    d_reads = product(high, low, per_band(tl.trans(own_high)), per_band(tl.trans(own_low)))
-    high, low = split(b_R)
-    d_keys = product(high, low, per_band(own_high), per_band(own_low))
+    own = terms(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0), 2)  # r reads its own token's keys
+    d_reads = product(terms(b_E, 2), per_bands(turned(own)))
+    d_keys = product(terms(b_R, 2), per_bands(own))
     b_P = tl.where(ahead > 0, b_P, 0.0)
-    P_high, P_low = split(b_P + tl.trans(b_P))
+    P_terms = terms(b_P + tl.trans(b_P), 2)
     b_dw = tl.zeros([b_R.shape[0], b_R.shape[1], C], dtype=tl.float32)
     for level in range(LEVELS):
-        between, is_read, meet = _level(level, C)
+        between, is_read, meet = level_columns(level, C)
         is_read = is_read[None, :, :]
         weight = exp(sums_along(b_w, per_band(between)))
         b_x = tl.where(is_read, b_R, b_E) * weight
-        high, low = split(b_x)
-        grad = product(high, low, per_band(masked(meet, P_high)), per_band(masked(meet, P_low)))
+        grad = product(terms(b_x, 2), [per_band(masked(meet, term)) for term in P_terms])
         b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), False)
         grad *= weight
         d_reads += tl.where(is_read, grad, 0.0)
@@ -419,37 +410,35 @@ def chunk_grads(
         mid, rest = tl.zeros([BK], dtype=tl.float32), column(read, C - 1)
     read, key = exp(read), exp(key)
     b_R, b_E = bands(b_R), bands(b_E)
-    R_high, R_low = split(b_R.to(tl.float32) * (read * by_scale))
-    E_high, E_low = split(b_E.to(tl.float32) * key)
+    R_terms = terms(b_R.to(tl.float32) * (read * by_scale), 2)
+    E_terms = terms(b_E.to(tl.float32) * key, 2)
 
     # In bands of channels of v: F, G and dv. Products with ones place F's halves side by side: a product's result has
     # the layout that the next product needs, a load's has not.
     b_F = tl.dot(b_v2, per_band(o_c[:, None] + C == o_r[None, :]).to(b_v2.dtype))
     b_F *= tl.reshape(v2_unit, (BANDS, BV // BANDS))[:, :, None]
     b_F += tl.dot(b_v, per_band(o_c[:, None] == o_r[None, :]).to(b_v.dtype))
-    F_high, F_low = split(b_F)
+    F_terms = terms(b_F, 2)
     b_D *= exp(passing + rest if MILD else passing)[None, None, :]
-    D_high, D_low = split(b_D)
-    b_x, b_y = sides(product(D_high, D_low, per_band(flat(E_high)), per_band(flat(E_low))))
-    A_high, A_low = split(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0))  # do itself, and N^T do
-    U_high, U_low = split(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0))
-    x_high, x_low = split(b_y)
-    b_G = narrow_product(x_high, x_low, per_band(U_high), per_band(U_low))
-    b_G = add_input_by_split(b_G, b_do, per_band(A_high), per_band(A_low))
-    G_high, G_low = split(b_G)
-    A_high, A_low = split(b_A)
-    b_x = add_product(b_x, G_high, G_low, per_band(A_high), per_band(A_low))
+    D_terms = terms(b_D, 2)
+    b_x, b_y = sides(product(D_terms, per_bands(flats(E_terms))))
+    N_terms = terms(b_N + tl.where(o_c[:, None] == o_r[None, :], 1.0, 0.0), 2)  # do itself, and N^T do
+    U_terms = terms(b_U + tl.where(o_c[:, None] + C == o_r[None, :], 1.0, 0.0), 2)
+    b_G = narrow_product(terms(b_y, 2), per_bands(U_terms))
+    b_G = add_products(b_G, input_terms(b_do), per_bands(N_terms))
+    G_terms = terms(b_G, 2)
+    b_x = add_products(b_x, G_terms, per_bands(terms(b_A, 2)))
     store_transposed(dv, b_x, start, end, i_h, H, V, C, BV)
 
     # In bands of channels of k: all others.
-    g_high, g_low, f_high, f_low = flat(G_high), flat(G_low), flat(F_high), flat(F_low)
-    b_P = add_product(tl.zeros([2 * C, 2 * C], tl.float32), tl.trans(g_high), tl.trans(g_low), f_high, f_low)
-    D_high, D_low = bands(tl.trans(flat(D_high))), bands(tl.trans(flat(D_low)))
-    x_keys = product(D_high, D_low, per_band(f_high), per_band(f_low))
+    g_terms, f_terms = flats(G_terms), flats(F_terms)
+    b_P = add_products(tl.zeros([2 * C, 2 * C], tl.float32), turned(g_terms), f_terms)
+    D_terms = [bands(term) for term in turned(flats(D_terms))]
+    x_keys = product(D_terms, per_bands(f_terms))
     if MILD:
-        P_high, P_low = split(tl.where(visible, b_P, 0.0))
-        d_keys = add_full_product(tl.zeros_like(x_keys), R_high, R_low, per_band(P_high), per_band(P_low))
-        keys = E_high.to(tl.float32) + E_low.to(tl.float32)
+        P_terms = terms(tl.where(visible, b_P, 0.0), 2)
+        d_keys = add_products(tl.zeros_like(x_keys), R_terms, per_bands(P_terms), True)
+        keys = whole(E_terms)
         of_k, of_b = sides(keys * d_keys)
         by_k, by_b = sides(keys * x_keys)
         store_pair(dk, db, (d_keys + x_keys) * key, start, end, i_h, H, K, C, BK)
@@ -466,13 +455,13 @@ def chunk_grads(
     if MILD:
         of_S = exp(mid) * unit
     b_S = bands(b_S.to(tl.float32) * of_S[:, None])
-    S_high, S_low = split(b_S)
-    b_SD = by_transpose(S_high, S_low, D_high, D_low)
+    S_terms = terms(b_S, 2)
+    b_SD = by_transpose(S_terms, D_terms)
     b_SD = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_SD, 0.0), 2)
-    x_reads = product(S_high, S_low, per_band(g_high), per_band(g_low))
+    x_reads = product(S_terms, per_bands(g_terms))
     if MILD:
-        d_reads = add_full_product(x_reads, E_high, E_low, per_band(tl.trans(P_high)), per_band(tl.trans(P_low)))
-        of_r, of_a = sides((R_high.to(tl.float32) + R_low.to(tl.float32)) * d_reads)
+        d_reads = add_products(x_reads, E_terms, per_bands(turned(P_terms)), True)
+        of_r, of_a = sides(whole(R_terms) * d_reads)
         b_dw += sums_along((of_r + of_a) - of_keys, per_band((o_c[:, None] >= o_c[None, :]).to(tl.float32)))
         b_dw += b_SD[:, :, None] - of_a  # a excludes its own token's decay
         b_dR = d_reads * (read * by_scale)
@@ -488,7 +477,7 @@ def chunk_grads(
     b_dw = tl.where((o_c == 0)[None, None, :] & empty, 0.0, b_dw)  # as `is_zero`
     store_transposed(dw, b_dw, start, end, i_h, H, K, C, BK)
     store_pair(dr, da, b_dR, start, end, i_h, H, K, C, BK)
-    return add_product(b_D, G_high, G_low, per_band(tl.trans(flat(R_high))), per_band(tl.trans(flat(R_low)))), mid
+    return add_products(b_D, G_terms, per_bands(turned(flats(R_terms)))), mid
 
 
 @kernel
@@ -546,15 +535,16 @@ class _Plan(Parts):
     def saved_shapes(self) -> tuple[tuple[int], ...]:
         """The shapes of the tensors that a forward saves for its backward."""
         states, units, scores, mild, products = self.sizes
-        return (cdiv(states, 2),), (units,), (scores,), (mild + products,)
+        return (self.lines(states),), (units,), (scores,), (mild + products,)
 
     def entering(self, products, written, first, where, reverse: bool):
         """Compute the states entering the parts of all sequences (reverse: the gradients of those leaving them)."""
-        launch = TABLE["rwkv7.fused.entering", "16-bit"]
+        launch = TABLE["rwkv7.fused.entering", width(self.stored.itemsize)]
         entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
         entering_kernel[(self.N * self.H,)](
             products, written, entering, first, self.parts // self.N, where[2], H=self.H, K=self.K, V=written.shape[-1],
             BK=CHANNELS, BV=CHANNELS, REVERSE=reverse, HAS_FIRST=first is not None, PACKED=self.packed,
+            TERMS=2 if self.stored.itemsize == 2 else 3,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
         return entering
@@ -572,7 +562,7 @@ class _Plan(Parts):
 
     def states_and_v2(self, stored):
         """Return the states and v2, which share one saved tensor, as flat float16 views."""
-        halves, states = stored.view(torch.float16), self.chunks * self.H * self.K * self.V
+        halves, states = stored.view(self.stored), self.chunks * self.H * self.K * self.V
         return halves[:states], halves[states:]
 
 
@@ -591,13 +581,6 @@ def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...]
     return _Plan(r, v, packing).saved_shapes
 
 
-def _takes_gluon(r, w, k, v, a, b, o, *saved) -> bool:
-    """Return whether kernels in Gluon compute this call. o: the output, or its gradient."""
-    inputs = r, w, k, v, a, b, o
-    fits = r.shape[-1] == v.shape[-1] == CHANNELS and all(x.dtype == torch.bfloat16 for x in inputs)
-    return fits and runs_gluon(*inputs, *saved)
-
-
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
     plan = _Plan(r, v, packing)
@@ -608,7 +591,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     # Saved tensors must not be uninitialized, and packed sequences may not fill them.
     allocate = r.new_zeros if plan.packed else r.new_empty
     states, units, scores = (allocate(shape, dtype=torch.float32) for shape in shapes[:3])
-    if keep and plan.sizes[0] % 2:
+    if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
     others = allocate(shapes[3], dtype=torch.float32)
     mild, products = others.split_with_sizes(plan.sizes[3:])
@@ -641,7 +624,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
     tensors = r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores
-    if _takes_gluon(*tensors):
+    if takes_gluon(tensors[:7], tensors[7:]):
         from . import forward_gluon
 
         forward_gluon.outputs(plan, tensors, first, final_state, scale, where, keep)
@@ -666,17 +649,19 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         last = None
     inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
     saved = *plan.states_and_v2(states), units, scores, mild
-    takes_gluon = _takes_gluon(*inputs, do, *saved)
-    if takes_gluon:
+    in_gluon = takes_gluon((*inputs, do), saved)
+    if in_gluon:
         from . import backward_gluon
+    elif r.element_size() == 4:
+        from . import backward_triton
     if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
-        if takes_gluon:
+        if in_gluon:
             backward_gluon.carry_grads(plan, inputs, do, scores, last, written, scale, where)
         else:
             carry_grads_kernel[(plan.parts * H,)](
-                r, w, a, b, do, scores, last, written, scale, *where, V=V, BV=CHANNELS,
-                HAS_LAST=last is not None, ALL_PARTS=deferred, PACKED=plan.packed,
+                r, w, None, a, b, do, scores, *[None] * 6, last, written, scale, *where, V=V, BV=CHANNELS,
+                HAS_LAST=last is not None, ALL_PARTS=deferred, KEEP=False, PACKED=plan.packed,
                 **launch_options("rwkv7.fused.carry_grads", r),
             )  # fmt: skip
     if deferred and plan.several:
@@ -686,8 +671,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         (last,) = dfinal_state(None, [written])()
     if plan.several:
         last = plan.entering(products, written, last, where, reverse=True)
-    if takes_gluon:
+    if in_gluon:
         backward_gluon.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
+    elif r.element_size() == 4:
+        backward_triton.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
     else:
         backward_kernel[(plan.parts * plan.H,)](
             *inputs, do, *saved, *grads, last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS,

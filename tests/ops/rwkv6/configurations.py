@@ -41,6 +41,7 @@ CONFIGURATIONS = {
     "f32-K64-V64-C64": Launches(chunk, f32, 64, 64, chunk_size=64),
     "bf16-K64-V64-fused": Launches(fused, bf16, 64, 64, chunk_size=16),
     "f16-wf32-K40-V56-states-fused": Launches(fused, f16, 40, 56, wide=f32, states=True, chunk_size=16),
+    "f32-K64-V64-states-fused": Launches(fused, f32, 64, 64, states=True, chunk_size=16),
     "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
     "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "bf16-K64-V64-gluon": Launches(fused, bf16, 64, 64, hopper=True, chunk_size=16),

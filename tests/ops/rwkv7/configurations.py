@@ -45,6 +45,8 @@ CONFIGURATIONS = {
     "bf16-K64-V56-packed-states-fused": Launches(fused, bf16, 64, 56, packed=True, states=True, chunk_size=16),
     "bf16-T4096-H1-K64-V64-fused": Launches(fused, bf16, 64, 64, T=4096, H=1, chunk_size=16),  # in parts
     "f16-wf32-T600-K40-V56-states-fused": Launches(fused, f16, 40, 56, T=600, wide=f32, states=True, chunk_size=16),
+    "f32-K64-V64-states-fused": Launches(fused, f32, 64, 64, states=True, chunk_size=16),
+    "f32-T4096-H1-K64-V64-fused": Launches(fused, f32, 64, 64, T=4096, H=1, chunk_size=16),
     "bf16-K64-V64-gluon": Launches(fused, bf16, 64, 64, hopper=True),
     "bf16-K64-V64-packed-states-gluon": Launches(fused, bf16, 64, 64, packed=True, states=True, hopper=True),
     "bf16-T4096-H1-K64-V64-gluon": Launches(fused, bf16, 64, 64, T=4096, H=1, only="chain", hopper=True),  # in parts
