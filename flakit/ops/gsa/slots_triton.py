@@ -83,9 +83,9 @@ def add_written(b_ds, b_SD, y, states, scales, dstates, dscales, start, end, i_h
     o_m = tl.arange(0, BM)
     for i_d in range(0, (D + BD - 1) // BD):
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-        b_ds += read_memory(b_y, dstates, dscales, i_s, there, i_d, M, D, BM, BD, BS, SCALED)
         b_S = memory(states, i_s, there, i_d, M, D, BM, BD)
         b_D = memory(dstates, i_s, there, i_d, M, D, BM, BD)
+        b_ds += read_memory(b_y, dstates, dscales, i_s, there, i_d, M, D, BM, BD, BS, SCALED)
         if SCALED:
             unit = units(dscales, i_s, there, i_d, M, D, BM, BD, BS)
             unit *= units(scales, i_s, there, i_d, M, D, BM, BD, BS)
