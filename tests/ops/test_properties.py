@@ -350,6 +350,25 @@ def test_without_gradients_the_same_values(place, op, form, mode):
         assert not x.requires_grad and torch.equal(x, found[name]), name
 
 
+@everywhere("decay", "rwkv6-wide", "inf-spikes", "-20")
+@OPS
+def test_decode_token_by_token(place, op, decay):
+    described = OPERATORS[op]
+    for made, arriving in each_dtype(place, of(op, replace(SETTING, decay=decay))):
+        rows, state, rest = apart(op, made)
+        state, outputs = described.state(state), []
+        with torch.no_grad():
+            for t in range(made["v"].shape[1]):
+                token = {name: x[:, t : t + 1] for name, x in rows.items()}
+                o, state = described.forms["recurrent"](
+                    **token, **rest, initial_state=state, output_final_state=True, backend=place.backend
+                )
+                outputs.append(o)
+        decoded = dict(zip(described.outputs, (torch.cat(outputs, 1), *described.parts(state)), strict=True))
+        whole = place.run(made, arriving, "recurrent", op)
+        check(whole | decoded, true_values(made, arriving, op=op), made)
+
+
 @pytest.mark.parametrize("place", SLOW_INTERPRETED)
 @OPS
 @FORMS
