@@ -10,10 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ..language import Words, number, percent
-from . import style
-from .canvas import Canvas
-from .heatmap import HeatMap
-from .marks import CellGrid, name_rows
+from . import Canvas, CellGrid, HeatMap, name_rows, style
 
 _DECADES = (-4, 2)
 _WEAKEST, _STRONGEST = 0.05, 500.0  # ends of the overview of onsets, as |w|

@@ -9,8 +9,7 @@ from matplotlib.ticker import NullLocator
 
 from ..language import number
 from ..numerics.operators import operator
-from . import style
-from .marks import name_rows
+from . import name_rows, style
 from .plots import WIDTH, Picture
 
 _LANE, _LOW, _HIGH = 0.24, 0.21, 3.6

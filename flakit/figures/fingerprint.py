@@ -7,10 +7,7 @@ import numpy as np
 from matplotlib.patches import Patch
 
 from ..language import Words
-from . import style
-from .canvas import Canvas
-from .heatmap import HeatMap
-from .marks import Marked
+from . import Canvas, HeatMap, Marked, style
 
 WORDS = Words() | {
     "lesson": "lesson",

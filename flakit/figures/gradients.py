@@ -8,9 +8,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
 from ..language import Words
-from . import style
-from .canvas import WIDE, Canvas
-from .marks import CellGrid, name_rows
+from . import Canvas, CellGrid, name_rows, style
+from .canvas import WIDE
 
 # Ends of the scale of errors, in powers of ten. 0 is drawn to their left, larger and non-finite errors to the right.
 _LOW, _HIGH = -9, 3

@@ -7,10 +7,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from ..language import Words
-from . import style
-from .canvas import WIDE, Canvas
+from . import Canvas, CellGrid, style
+from .canvas import WIDE
 from .heatmap import boxes
-from .marks import CellGrid
 
 _WEAKEST, _STRONGEST = -3.0, 4.0  # powers of ten along the axis
 

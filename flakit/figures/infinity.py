@@ -11,10 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from ..language import say
-from . import style
-from .canvas import Canvas, Cell
-from .heatmap import HeatMap
-from .marks import CellGrid, Marked, name_rows
+from . import Canvas, Cell, CellGrid, HeatMap, Marked, name_rows, style
 
 # Pixels, from the left and from the top.
 _WIDTH, _HEIGHT = 590, 312

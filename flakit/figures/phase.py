@@ -13,9 +13,8 @@ from ..language import Words
 from ..numerics.arguments import one_of
 from ..numerics.sweep import Sweep
 from ..numerics.sweep_workers import in_words
-from . import style
-from .canvas import WIDE, Canvas
-from .heatmap import HeatMap
+from . import Canvas, HeatMap, style
+from .canvas import WIDE
 
 _ERRORS = (-8, 0)  # ends of the scale, powers of ten
 _OUTLINE = [withStroke(linewidth=3.6, foreground="white")]

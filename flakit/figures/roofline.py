@@ -11,8 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from ..numerics.operators import operator
 from ..numerics.work import WHAT, Work, in_short, work
-from . import style
-from .marks import name_rows
+from . import name_rows, style
 from .plots import Picture
 
 _OURS = "flakit"

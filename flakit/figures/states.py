@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..language import say
-from . import style
-from .maps import Map, Maps, signed
-from .marks import name_rows
+from . import Map, Maps, name_rows, signed, style
 from .plots import WIDTH, Picture
 
 # The layout, in inches.

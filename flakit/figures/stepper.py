@@ -12,9 +12,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..language import Words, say
-from . import style
-from .canvas import WIDE, Canvas, Cell
-from .heatmap import HeatMap
+from . import Canvas, Cell, HeatMap, style
+from .canvas import WIDE
 from .scenes import Row, Scene
 
 Frame = Mapping[str, np.ndarray]

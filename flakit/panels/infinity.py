@@ -13,8 +13,7 @@ import torch
 
 from ..cases import infinity as case
 from ..cases.laws import LN_MAX
-from ..figures import style
-from ..figures.canvas import Cell
+from ..figures import Cell, style
 from ..figures.infinity import CHUNKS, LIT, LossFigure, WayFigure, rounded
 from ..language import Words, speaking
 from ..numerics.words import percent

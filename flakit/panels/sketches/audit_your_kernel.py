@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Cell
-from ...figures.marks import Bars, CellGrid, name_rows
+from ...figures import Bars, Cell, CellGrid, name_rows, style
 from ...instruments.examiner import Examiner
 from ...instruments.finding import findings
 from ...instruments.subject import Subject

@@ -7,10 +7,7 @@ import numpy as np
 import torch
 from matplotlib.patches import Rectangle
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.maps import ITSELF, Map, Maps, signed
-from ...figures.marks import Bars, CellGrid, whole_ticks
+from ...figures import ITSELF, Bars, Canvas, Cell, CellGrid, Map, Maps, signed, style, whole_ticks
 from ...language import Words
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from ...cases.chunk_vs_recurrent import perturbed
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, CellGrid, Ring, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, HeatMap, Ring, name_rows, style
 from ...language import Words, say
 from ...numerics.errors import Errors, compare, relative_l2
 from ...numerics.evaluate import recurrence, truth

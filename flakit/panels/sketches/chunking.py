@@ -7,10 +7,8 @@ import torch
 from matplotlib.patches import Patch
 
 from ...cases.anchor import Scheme, exponents, tiles
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid, LabelledBars, Marked, Strip, whole_ticks
+from ...figures import Canvas, Cell, CellGrid, HeatMap, Marked, Strip, style, whole_ticks
+from ...figures.marks import LabelledBars
 from ...language import Words, say
 from ...numerics.inputs import inputs
 from ...numerics.words import number

@@ -9,10 +9,7 @@ from matplotlib.lines import Line2D
 
 from ...cases import anchor as case
 from ...cases.laws import LN_MAX
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Marked, name_rows
+from ...figures import Canvas, Cell, HeatMap, Marked, name_rows, style
 from ...language import Words, say
 from ...numerics.inputs import inputs
 from ...numerics.words import number

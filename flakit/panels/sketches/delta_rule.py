@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.maps import Map, Maps, signed
-from ...figures.marks import Bars, CellGrid
+from ...figures import Bars, Canvas, Cell, CellGrid, Map, Maps, signed, style
 from ...language import Words
 from ...ops.rwkv7 import fused_recurrent_rwkv7, reference
 from ..knobs import number

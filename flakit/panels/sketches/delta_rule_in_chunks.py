@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cases import inverse
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.maps import FUTURE, ITSELF, Map, Maps, signed
+from ...figures import FUTURE, ITSELF, Canvas, Cell, Map, Maps, signed, style
 from ...language import Words
 from ..knobs import number
 from .sketch import Sketch

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.marks import Bars, CellGrid, Strip
+from ...figures import Bars, Canvas, Cell, CellGrid, Strip, style
 from ...language import Words, say
 from ...numerics.words import number
 from ...ops.gsa import fused_recurrent_gsa, reference

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.maps import Map, Maps
+from ...figures import Canvas, Cell, Map, Maps, style
 from ...figures.marks import LabelledBars
 from ...language import Words
 from ...numerics import recorded

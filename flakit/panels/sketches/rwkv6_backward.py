@@ -10,10 +10,7 @@ import torch
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import CellGrid, name_rows
+from ...figures import Canvas, Cell, CellGrid, HeatMap, name_rows, style
 from ...language import Words
 from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.marks import Bars, CellGrid, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, name_rows, style
 from ...language import Words
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import DecayKnob, integer

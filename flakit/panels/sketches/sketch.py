@@ -6,8 +6,7 @@ from typing import Any
 import ipywidgets as widgets
 from matplotlib.axes import Axes
 
-from ...figures.canvas import Canvas
-from ...figures.drawing import Drawing
+from ...figures import Canvas, Drawing
 from ...language import Words
 
 SKETCHES: dict[str, type["Sketch"]] = {}

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.marks import CellGrid, LabelledBars, Marked, name_rows
+from ...figures import Canvas, Cell, CellGrid, Marked, name_rows, style
+from ...figures.marks import LabelledBars
 from ...language import Words
 from ...numerics import recorded
 from ...numerics.words import number

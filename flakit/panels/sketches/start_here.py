@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cases import anchor
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.maps import Map, Maps, signed
+from ...figures import Canvas, Cell, Map, Maps, signed, style
 from ...language import Words, say
 from ...numerics.evaluate import truth
 from ...numerics.inputs import inputs

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.marks import Bars, CellGrid, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, name_rows, style
 from ...language import Words, say
 from ...models.tasks import Permutations
 from ...ops.rwkv7 import fused_recurrent_rwkv7

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.marks import CellGrid
+from ...figures import Canvas, Cell, CellGrid, style
 from ...language import Words
 from ...numerics.errors import relative_l2
 from ...numerics.evaluate import evaluate, truth

@@ -10,10 +10,7 @@ import torch.nn.functional as F
 
 from ...cases import gate_drift, padding
 from ...cases.gradient_accumulation import clipped
-from ...figures import style
-from ...figures.canvas import Canvas, Cell
-from ...figures.heatmap import HeatMap
-from ...figures.marks import Bars, CellGrid, Strip, name_rows
+from ...figures import Bars, Canvas, Cell, CellGrid, HeatMap, Strip, name_rows, style
 from ...language import Words, say
 from ...numerics.words import number
 from ..knobs import integer, steps
