@@ -166,7 +166,6 @@ class AuditPanel(Panel):
 
     def draw(self, result, **_) -> None:
         figure = self.figure(ElementsFigure)
-        self.canvas = figure.canvas
         verdict, wrong = result or (None, None)
         if wrong is None:
             done, waiting = ("fine", "waiting") if verdict is None else ("nothing", "later")

@@ -3,7 +3,7 @@
 A panel derives from `Panel`, passes its knobs to `__init__`, and defines four methods:
 
     compute(**setting)          return the numbers, from numerics or cases
-    draw(result, **setting)     update the persistent figure and assign its canvas to `self.canvas`
+    draw(result, **setting)     update the persistent figure, `self.figure(make)`
     describe(result, **setting) return the readout: what the picture shows, in sentences
     script(**setting)           return Python code that recomputes the numbers with flakit alone
 
@@ -145,7 +145,7 @@ class Panel(widgets.VBox):
     text: str
     """The readout as plain text."""
     canvas: Canvas
-    """The drawn picture, which `draw` assigns."""
+    """The drawn picture, which `figure` assigns."""
     result: object
     """What `compute` returned for the setting on view; a subclass that reads it declares its own type."""
     compute: Callable
@@ -261,10 +261,12 @@ class Panel(widgets.VBox):
         return button
 
     def figure(self, make: Callable, *key: Hashable):
-        """Return make(self.width), a figure that is made once for each key and width."""
+        """Return make(self.width), a figure that is made once for each key and width, and show its canvas."""
         if (key, self.width) not in self._figures:
             self._figures[key, self.width] = make(self.width)
-        return self._figures[key, self.width]
+        figure = self._figures[key, self.width]
+        self.canvas = figure.canvas
+        return figure
 
     def arithmetic(self, result, cell: Cell, **setting) -> str | None:
         """Return a line on how a cell's number is computed and what it should be; None if there is nothing to say."""

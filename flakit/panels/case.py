@@ -75,9 +75,7 @@ class CasePanel(Panel):
         return self.case.show(**self._arguments(setting))
 
     def draw(self, result, **_) -> None:
-        picture = self._picture()
-        picture.update(result)
-        self.canvas = picture.canvas
+        self._picture().update(result)
 
     def _picture(self):
         return self.figure(self.case.picture.Picture)

@@ -22,7 +22,7 @@ from . import knobs
 from .base import WIDE, Panel
 from .knobs import NONE
 from .shared import RIGHT, SAME, around, literal, masking, mode, only_for, own_options, scheme_knobs, tensors
-from .sketches.words import listed
+from .sketches.sketch import listed
 
 H, K = 1, 32
 _READS = {op: OPERATORS[op].reads for op in anchor.OPERATORS}
@@ -178,7 +178,6 @@ class DecayExplorer(Panel):
         paired = anchors.whole and anchors.diagonal is None
         still = [name for name in tensors(op) if name != "o" and "T" not in OPERATORS[op].axes[name[1:]].split()]
         figure = self.figure(lambda width: DecayFigure(tensors(op), still=still, width=width), op)
-        self.canvas = figure.canvas
         shown = {
             "op": OPERATORS[op].label,
             "decay": f"{decay:.5g}",

@@ -97,7 +97,6 @@ class Diagnosis(Panel):
         figure = self.figure(lambda width: Fingerprint(Canvas(width, 1.14 + _ROWS * ROW), _LABELS, _ROWS, seen=True))
         seen = [None if setting[name] == UNSEEN else setting[name] for name in NAMES]
         figure.update([_line(fit.row, fit) for fit in result[:_ROWS]], seen)
-        self.canvas = figure.canvas
 
     def describe(self, result, **setting) -> str:
         if not self._seen(setting):

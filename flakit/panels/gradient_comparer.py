@@ -242,8 +242,6 @@ class GradientComparer(Panel):
     # The picture.
 
     def draw(self, rows, *, op, source, tensor, measure, along, **_) -> None:
-        figure = self._figure(op)
-        self.canvas = figure.canvas
         at = rows[0]
         where = (
             rephrase(self.recordings[op].label) if source == RECORDED else WORDS.say("where here", device=self.device)
@@ -255,7 +253,7 @@ class GradientComparer(Panel):
             curves = [self._along_axis(rows, tensor), self._along_knob(at, along, tensor, measure, now[along])]
         of = self.operators[op]
         title = {"op": of.label, "dtype": at["dtype"], "T": at["T"], "decay": number(at["decay"], 5)}
-        figure.update(
+        self._figure(op).update(
             title=WORDS.say("title" if of.decay else "title without", **title),
             where=where,
             measure=say(MEASURES[measure]),

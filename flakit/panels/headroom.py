@@ -92,11 +92,9 @@ class Headroom(Panel):
         measured, margins, uniform = result
         # The narrow layout has room for the kernels' names in code only.
         names = [say(case.KERNELS[name]) if self.width == WIDE else name for name in self.kernels]
-        figure = self.figure(lambda width: HeadroomFigure(names, width))
-        self.canvas = figure.canvas
         scaled = "" if times == 1 else WORDS.say("scaled", times=times)
         where = "" if layer == ALL else WORDS.say("in layer", layer=layer)
-        figure.update(
+        self.figure(lambda width: HeadroomFigure(names, width)).update(
             title=WORDS.say("title", op=operator(self.op).label) + scaled,
             subtitle=where + WORDS.say("subtitle", dtype=dtype),
             edges=measured.edges,

@@ -90,9 +90,7 @@ class KernelTrace(WorkbenchPanel):
         return workbench.traced(decay, *(self._lines if way == YOURS else ()), way="start" if way == YOURS else way)
 
     def draw(self, result: Trace, **_) -> None:
-        figure = self.figure(TraceFigure)
-        figure.update(**result.drawn())
-        self.canvas = figure.canvas
+        self.figure(TraceFigure).update(**result.drawn())
 
     def describe(self, result: Trace, *, decay, **_) -> str:
         recorded = "" if workbench.tl else WORDS["recorded"]

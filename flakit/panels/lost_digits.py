@@ -51,9 +51,7 @@ class LostDigits(WorkbenchPanel):
         return _traced(decay, "start", products, self._lines) if way == YOURS else _traced(decay, way, products)
 
     def draw(self, result: Trace, **_) -> None:
-        figure = self.figure(DigitsFigure)
-        figure.update(**result.digits.drawn())
-        self.canvas = figure.canvas
+        self.figure(DigitsFigure).update(**result.digits.drawn())
 
     def describe(self, result: Trace, *, decay, **_) -> str:
         digits, decay, recorded = result.digits, number(decay), "" if workbench.tl else KERNEL["recorded"]

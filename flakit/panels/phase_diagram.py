@@ -139,10 +139,8 @@ class PhaseDiagram(Panel):
         )
 
     def draw(self, result, *, op, against, scheme, mask, dtype, tensor, T, chunk, **_):
-        figure = self.figure(PhaseFigure)
-        self.canvas = figure.canvas
         fixed = WORDS.say("fixed", against, T=T, chunk=chunk)
-        figure.update(
+        self.figure(PhaseFigure).update(
             title=WORDS.say("title", what=WORDS["every"] if tensor == ANY else tensor, op=OPERATORS[op].label),
             subtitle=f"{fixed} · {in_words(scheme, mask, dtype)}",
             across=WORDS["across at" if against == "at" else "across"],

@@ -146,7 +146,6 @@ class StateStepper(Panel):
 
     def draw(self, run, *, op, direction, t, colours, **_) -> None:
         stepper = self._stepper(op, direction)
-        self.canvas = stepper.canvas
         if stepper.run is not run[direction] or stepper.magnitude != (colours == "size"):
             stepper.load(run[direction], magnitude=colours == "size")
         stepper.show(t)

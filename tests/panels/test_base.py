@@ -306,7 +306,7 @@ class Maps(Bars):
     presets = {"low": {"x": 1}, "high": {"x": 99, "kind": "b"}}
 
     def draw(self, result, **_):
-        self.canvas = self.figure(self.made).canvas
+        self.figure(self.made)
 
     @staticmethod
     def made(width):

@@ -39,7 +39,6 @@ class SketchPanel(Panel):
 
     def draw(self, result, **_) -> None:
         self.figure(self.sketch).update(result)
-        self.canvas = self.figure(self.sketch).canvas
 
     def describe(self, result, **_) -> str:
         return self.figure(self.sketch).say(result)

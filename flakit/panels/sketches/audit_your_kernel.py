@@ -16,8 +16,7 @@ from ...language import Words, say
 from ...numerics.words import error
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import choice, steps
-from .sketch import Sketch
-from .words import listed, verb
+from .sketch import Sketch, listed, verb
 
 _FAULTS = (0.0, 1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 

@@ -17,8 +17,7 @@ from ...numerics.inputs import inputs
 from ...numerics.words import error, number
 from ...ops.rwkv6 import chunk_rwkv6
 from ..knobs import choice, integer, steps
-from .sketch import Sketch
-from .words import percent
+from .sketch import Sketch, percent
 
 SIZES = {"T": 256, "H": 1, "K": 64, "decay": "logsigmoid"}
 

@@ -15,8 +15,7 @@ from ...numerics.inputs import inputs
 from ...numerics.words import number
 from ...ops.common.decay import sum_before
 from ..knobs import NumberKnob, integer
-from .sketch import Sketch
-from .words import listed
+from .sketch import Sketch, listed
 
 _END = 120
 _EXPONENTS = (

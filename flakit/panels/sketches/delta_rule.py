@@ -9,8 +9,7 @@ from ...figures import Bars, Canvas, Cell, CellGrid, Map, Maps, signed, style
 from ...language import Words
 from ...ops.rwkv7 import fused_recurrent_rwkv7, reference
 from ..knobs import number
-from .sketch import Sketch
-from .words import percent, short
+from .sketch import Sketch, percent, short
 
 DOOR, LAMP = torch.eye(2)
 OPEN, CLOSED, ON, OFF = torch.eye(4)

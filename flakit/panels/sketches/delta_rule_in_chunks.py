@@ -8,8 +8,7 @@ from ...cases import inverse
 from ...figures import FUTURE, ITSELF, Canvas, Cell, Map, Maps, signed, style
 from ...language import Words
 from ..knobs import number
-from .sketch import Sketch
-from .words import short
+from .sketch import Sketch, short
 
 _C = 16  # tokens of the chunk
 

@@ -11,8 +11,7 @@ from ...language import Words, say
 from ...numerics.words import number
 from ...ops.gsa import fused_recurrent_gsa, reference
 from ..knobs import DecayKnob, NumberKnob
-from .sketch import Sketch
-from .words import percent, short
+from .sketch import Sketch, percent, short
 
 _T, _M, _K = 8, 4, 6
 _GATES = (0.0, -0.1, -0.2, -0.3, -0.5, -0.7, -1.0, -1.5, -2.0, -3.0, -5.0)

@@ -12,8 +12,7 @@ from ...numerics import recorded
 from ...numerics.inputs import inputs
 from ...numerics.operators import OPERATORS
 from ..knobs import operator_choice, steps
-from .sketch import Sketch
-from .words import percent, size
+from .sketch import Sketch, percent, size
 
 _TOKENS, _K, _DECAY = 64, 8, -0.05  # of the few tokens whose states are computed
 _HEADS, _CHANNELS = 32, 64  # of the calls in data/h100_ranks.json, K = V; inputs in 16 bits, what is sent in float32

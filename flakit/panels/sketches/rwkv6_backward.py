@@ -16,8 +16,7 @@ from ...numerics.evaluate import cotangents
 from ...numerics.inputs import inputs
 from ...ops.rwkv6 import reference
 from ..knobs import integer, number
-from .sketch import Sketch
-from .words import listed, percent, short
+from .sketch import Sketch, listed, percent, short
 
 DECAYS = torch.tensor([0.0, -0.2, -1.0, -2.0])
 """The natural-log decay of each row of the state in "walking_back", the same at every token."""

@@ -10,8 +10,7 @@ from ...figures import Bars, Canvas, Cell, CellGrid, name_rows, style
 from ...language import Words
 from ...ops.rwkv6 import fused_recurrent_rwkv6
 from ..knobs import DecayKnob, integer
-from .sketch import Sketch
-from .words import listed, percent, short
+from .sketch import Sketch, listed, percent, short
 
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 1.0]])
 VALUES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, -1.0], [0.0, 1.0]])

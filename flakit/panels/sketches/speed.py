@@ -13,8 +13,7 @@ from ...numerics import recorded
 from ...numerics.words import number
 from ...numerics.work import moved, work
 from ..knobs import choice, steps
-from .sketch import Sketch
-from .words import size
+from .sketch import Sketch, size
 
 _CHUNK = 16
 """Tokens per chunk in RWKV6's kernels for this call."""

@@ -11,8 +11,7 @@ from ...language import Words, say
 from ...numerics.evaluate import truth
 from ...numerics.inputs import inputs
 from ..knobs import DecayKnob
-from .sketch import Sketch
-from .words import listed, percent, verb
+from .sketch import Sketch, listed, percent, verb
 
 _BREAKS = (0.0, -0.1, -0.3, -0.5, -0.7, -0.9, -1.0, -1.1, -1.2, -1.3, -1.33, -1.36, -1.39, -1.42, -1.5, -2.0, -5.0)
 

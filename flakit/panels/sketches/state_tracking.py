@@ -13,8 +13,7 @@ from ...language import Words, say
 from ...models.tasks import Permutations
 from ...ops.rwkv7 import fused_recurrent_rwkv7
 from ..knobs import NumberKnob, integer, number
-from .sketch import Sketch
-from .words import percent, short
+from .sketch import Sketch, percent, short
 
 MOVES, READINGS, DECAY = 10, 16, -0.6
 TURNS = round(1 + math.exp(DECAY), 4)

@@ -15,8 +15,7 @@ from ...numerics.operators import OPERATORS
 from ...numerics.pieces import HANDED, in_pieces
 from ...numerics.words import error
 from ..knobs import operator_choice, steps
-from .sketch import Sketch
-from .words import percent
+from .sketch import Sketch, percent
 
 _T, CUT = 96, 48
 
