@@ -47,7 +47,7 @@ from flakit.panels.decay_explorer import DecayExplorer, bound_words
 from flakit.panels.knobs import NONE
 from flakit.panels.shared import RIGHT, tensors
 from flakit.panels.sketches import SKETCHES
-from flakit.panels.sketches.start_here import WORDS as SKETCH_WORDS
+from flakit.panels.sketches.decay_blowup import WORDS as SKETCH_WORDS
 
 ROOT = Path(__file__).parents[1]
 RUNTIME = "1.30.0"

@@ -18,7 +18,7 @@ from flakit.numerics.gradients import rounding_error
 from flakit.numerics.operators import OPERATORS
 from flakit.panels import sketch, sketches
 from flakit.panels.knobs import stops_of
-from flakit.panels.sketches import SKETCHES, chunk_backward, over_gpus
+from flakit.panels.sketches import SKETCHES, chunking, pieces
 from flakit.panels.sketches.chunk_vs_recurrent import SIZES
 from flakit.panels.sketches.delta_rule import CLOSED, DOOR, LAMP, ON, OPEN
 from flakit.panels.sketches.rwkv6_forward import KEYS, VALUES
@@ -135,7 +135,7 @@ def test_every_pair_of_tokens_is_inside_a_chunk_or_goes_through_a_state():
         ways = [(i > j) & (i // chunk == j // chunk), i // chunk > j // chunk, i == j, i < j]
         for n, there in enumerate(ways):
             assert ((shown.kinds == n) == there).all(), (chunk, n)
-        assert np.allclose(shown.weights, pair_by_pair(T, sketches.chunking.SLOW), rtol=1e-12)
+        assert np.allclose(shown.weights, pair_by_pair(T, chunking.SLOW), rtol=1e-12)
 
 
 def test_an_anchor_moves_the_factors_and_not_the_weights():
@@ -143,7 +143,7 @@ def test_an_anchor_moves_the_factors_and_not_the_weights():
         shown = sketch("split", anchor=at).result
         C = len(shown.read)
         assert (shown.read.max(), shown.key.max()) == (at, C - at)
-        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, sketches.chunking.DECAY), rtol=1e-5)
+        assert np.allclose(np.tril(shown.made, -1), pair_by_pair(C, chunking.DECAY), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("way", "products", "single", "largest"), [
@@ -156,7 +156,7 @@ def test_each_way_makes_every_pair_once(way, products, single, largest):
     assert (shown.product.max(), (shown.product == 0).sum()) == (products, single)
     assert max(shown.read[shown.product >= 0].max(), shown.key[shown.product >= 0].max()) == largest
     made = np.where(past, np.exp(shown.read) * np.exp(shown.key), 0)
-    assert np.allclose(made, pair_by_pair(len(past), sketches.chunking.DECAY), rtol=1e-5)
+    assert np.allclose(made, pair_by_pair(len(past), chunking.DECAY), rtol=1e-5)
     for n in range(1, products + 1):  # a product has a factor for each reader and one for each key
         assert all(len(set(shown.read[i, shown.product[i] == n])) <= 1 for i in range(len(past)))
         assert all(len(set(shown.key[shown.product[:, j] == n, j])) <= 1 for j in range(len(past)))
@@ -196,7 +196,7 @@ def test_chained_shows_the_inverse_of_what_it_shows():
 
 
 def test_what_passes_a_token_is_the_gradient_of_its_decay():
-    x = inputs("rwkv6", T=8, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64, seed=chunk_backward.SEED)
+    x = inputs("rwkv6", T=8, H=1, K=1, V=4, decay=-0.3, dtype=torch.float64, seed=chunking.SEED)
     x["w"].requires_grad_()
     do, _ = cotangents("rwkv6", x)
     (dw,) = torch.autograd.grad(OPERATORS["rwkv6"].forms["recurrent"](**x, scale=1.0).o, x["w"], do)
@@ -260,8 +260,8 @@ def test_a_gate_leaves_what_its_formula_says():
 def test_pieces_lose_what_is_not_handed_over(op):
     for handed, o_right, dv_right in (("state", True, True), ("detached", True, False), ("nothing", False, False)):
         shown = sketch("pieces", handed=handed, op=op).result
-        assert shown.o[: sketches.states_and_shapes.CUT].max() < 1e-5, "what the cut cannot touch"
-        assert handed == "nothing" or shown.dv[sketches.states_and_shapes.CUT :].max() < 1e-5
+        assert shown.o[: pieces.CUT].max() < 1e-5, "what the cut cannot touch"
+        assert handed == "nothing" or shown.dv[pieces.CUT :].max() < 1e-5
         assert (shown.o_second < 1e-5) == o_right and (shown.dv_first < 1e-5) == dv_right
         assert (shown.worst < 1e-5) == (handed == "state")
 
@@ -395,10 +395,10 @@ def test_few_steep_gates_are_in_many_heads():
 
 @pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
 def test_slices_of_ranks_make_the_state_of_the_whole(op):
-    (everything,), (whole,) = over_gpus.slices(op, 1)
-    for ranks in over_gpus.RANKS[1:]:
+    (everything,), (whole,) = pieces.slices(op, 1)
+    for ranks in pieces.RANKS[1:]:
         passed, state = torch.eye(len(everything), dtype=everything.dtype), torch.zeros_like(whole)
-        for M, N in zip(*over_gpus.slices(op, ranks), strict=True):
+        for M, N in zip(*pieces.slices(op, ranks), strict=True):
             passed, state = M @ passed, M @ state + N
         torch.testing.assert_close(passed, everything)
         torch.testing.assert_close(state, whole)

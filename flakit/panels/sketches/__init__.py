@@ -1,5 +1,5 @@
-"""Sketches: small panels with one or two knobs, each for one sentence of a lesson. There is a module per lesson and a
-class per sketch, with its knobs, the arrays of a setting, and the picture."""
+"""Sketches: small panels with one or two knobs, each for one sentence of a lesson. There is a class per sketch, and a
+module per lesson or for lessons on one subject, with its knobs, the arrays of a setting, and the picture."""
 
 import functools
 from importlib import import_module
@@ -12,9 +12,8 @@ from ..shared import literal
 from .sketch import SKETCHES
 
 for _lesson in (
-    "start_here", "rwkv6_forward", "rwkv6_backward", "chunking", "chunk_backward", "decay_blowup",
-    "chunk_vs_recurrent", "delta_rule", "delta_rule_in_chunks", "state_tracking", "gsa", "states_and_shapes",
-    "training", "audit_your_kernel", "speed", "over_gpus",
+    "rwkv6_forward", "rwkv6_backward", "chunking", "decay_blowup", "chunk_vs_recurrent", "delta_rule",
+    "state_tracking", "gsa", "pieces", "training", "audit_your_kernel", "speed",
 ):  # fmt: skip
     import_module(f".{_lesson}", __name__)
 
