@@ -11,8 +11,7 @@ from rich.progress import track
 
 from flakit.instruments import workbench
 from flakit.numerics import recorded
-from flakit.panels.kernel_trace import STOPS, STRONGEST
-from flakit.panels.lost_digits import LostDigits
+from flakit.panels.kernel_trace import STOPS, STRONGEST, LostDigits
 
 OUTPUTS = {
     "start": (-0.5, -1.0, -1.3, -1.39, -1.5, -2.5),

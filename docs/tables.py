@@ -129,7 +129,8 @@ def results(root):
             f"## What the columns say\n\n{what}\n"
         )
         device, day = escaped(meta["device"]), f"[{meta['date']}]{{.nowrap}}"
-        listed.append((f"[{path.stem}]({path.stem}.md)", _first_sentence(about), device, day, len(rows)))
+        sentence = re.split(r"(?<=[.:])\s", " ".join(about.split()))[0].rstrip(".:")
+        listed.append((f"[{path.stem}]({path.stem}.md)", sentence, device, day, len(rows)))
     table = _lines(("file", "what it is", "measured on", "day", "rows"), listed)
     names = "\n".join(name.removeprefix("results/").removesuffix(".md") for name in pages)
     page = (root / "docs" / "results" / "index.md").read_text()
@@ -146,10 +147,6 @@ def _sections(readme):
         for file in re.findall(r"\w+\.json", head):
             sections[file] = about.strip(), f"{table.strip()}\n\n{after.strip()}"
     return sections
-
-
-def _first_sentence(text):
-    return re.split(r"(?<=[.:])\s", " ".join(text.split()))[0].rstrip(".:")
 
 
 def sortable(name, columns, rows, shown):

@@ -91,7 +91,8 @@ def _list_cases(listed, console: Console, json: bool) -> None:
     table = Table.grid(padding=(0, 2))
     for case in listed:
         _add_head(table, case)
-        knobs = " ".join(f"--{name} {_shell(knob.default)}" for name, knob in case.knobs.items())
+        defaults = {name: cell(knob.default) for name, knob in case.knobs.items()}
+        knobs = " ".join(f'--{name} "{x}"' if " " in x else f"--{name} {x}" for name, x in defaults.items())
         table.add_row("  [dim]knobs[/]", f"[dim]{escape(knobs)}[/]")
         table.add_row()
     console.print(table, highlight=False)
@@ -106,11 +107,6 @@ def _add_head(table: Table, case) -> None:
     table.add_row(f"[bold]{case.name}[/]", escape(case.title))
     table.add_row("  [dim]reported[/]", reported)
     table.add_row("  [dim]measured[/]", f"{escape(case.measured)} [dim](notebooks/{case.notebook}.ipynb)[/]")
-
-
-def _shell(value: object) -> str:
-    text = cell(value)
-    return f'"{text}"' if " " in text else text
 
 
 def _story(case, rows: list, knobs: dict) -> Group:

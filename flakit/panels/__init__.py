@@ -14,8 +14,7 @@ from .fingerprint import diagnose, fingerprint
 from .gradient_comparer import compare, gradient_comparer
 from .headroom import headroom
 from .infinity import infinity
-from .kernel_trace import kernel_trace
-from .lost_digits import lost_digits
+from .kernel_trace import kernel_trace, lost_digits
 from .phase_diagram import phase_diagram
 from .sketches import sketch
 from .state_stepper import state_stepper

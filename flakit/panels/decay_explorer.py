@@ -100,17 +100,6 @@ WORDS = Words() | {
     "verdict": {True: "fine", False: "broken"},
 }
 
-PRESETS = {
-    "fine": {"decay": -1.33, "scheme": "none"},
-    "first NaN": {"decay": -1.39, "scheme": "none"},
-    "all NaN": {"decay": -1.5, "scheme": "none"},
-    "bug A": {"decay": 0.0, "scheme": "first-row", "spike": -88.8, "at": 16},
-}
-PRESETS = {
-    label: {"T": 128, "spike": NONE, "mask": RIGHT, "dtype": "float32", "chunk": 64, **setting}
-    for label, setting in PRESETS.items()
-}
-
 
 class DecayExplorer(Panel):
     """The panel of `decay_explorer`: one head of an operator, computed in chunks with an anchor scheme. Either all
@@ -119,6 +108,15 @@ class DecayExplorer(Panel):
     name = "decay-explorer"
     on_view = ("decay", "spike", "scheme")
     main = "decay"
+    presets = {
+        label: {"T": 128, "spike": NONE, "mask": RIGHT, "dtype": "float32", "chunk": 64, **setting}
+        for label, setting in {
+            "fine": {"decay": -1.33, "scheme": "none"},
+            "first NaN": {"decay": -1.39, "scheme": "none"},
+            "all NaN": {"decay": -1.5, "scheme": "none"},
+            "bug A": {"decay": 0.0, "scheme": "first-row", "spike": -88.8, "at": 16},
+        }.items()
+    }
     result: dict
 
     def __init__(self, op: str = "rwkv6", show: Iterable[str] | None = None, **settings):
@@ -135,7 +133,7 @@ class DecayExplorer(Panel):
         }
         own_options(self, controls["op"], controls["query"], _READS.get, reads)
         only_for(self, controls["op"], controls["query"], [name for name, of in _READS.items() if len(of) > 1])
-        self.presets = {label: dict(setting) for label, setting in PRESETS.items()}
+        self.presets = {label: dict(setting) for label, setting in self.presets.items()}
         self.when(controls["op"], lambda _, name: self.presets["first NaN"].update(decay=_first_nan(name)))
         super().__init__(controls, {"op": op, **settings}, alt=WORDS["alt"], show=show)
 

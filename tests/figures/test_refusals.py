@@ -9,15 +9,14 @@ import torch
 from flakit.figures import plots
 from flakit.figures.eigenvalues import along_kappa
 from flakit.figures.experiments import experiments
-from flakit.figures.gate_drift import lost_steps
 from flakit.figures.gradients import GradientFigure
-from flakit.figures.loss_curves import loss_curves
 from flakit.figures.over_ranks import over_ranks
 from flakit.figures.phase import phase
 from flakit.figures.roofline import speed
 from flakit.figures.scenes import SCENES
 from flakit.figures.states import filmstrip
 from flakit.figures.stepper import Stepper
+from flakit.figures.training import loss_curves, lost_steps
 from flakit.numerics.sweep import sweep
 from tests.figures.test_phase import overflow
 from tests.figures.test_roofline import CEILINGS, OURS

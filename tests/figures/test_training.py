@@ -7,8 +7,7 @@ import numpy as np
 from flakit.cases.gate_drift import Drift
 from flakit.cases.gate_drift.picture import curve
 from flakit.figures import style
-from flakit.figures.gate_drift import lost_steps
-from flakit.figures.loss_curves import loss_curves
+from flakit.figures.training import loss_curves, lost_steps
 from flakit.models import Run
 
 QUANTILES = np.linspace(0.5, 1.5, 40)[:, None] * np.array([10, 30, 50, 70, 90.0])

@@ -7,7 +7,7 @@ from flakit.figures.canvas import Cell
 from flakit.instruments import workbench
 from flakit.instruments.digits import Kind
 from flakit.ops.common.dispatch import has_triton
-from flakit.panels.lost_digits import LostDigits, _traced, lost_digits
+from flakit.panels.kernel_trace import LostDigits, _traced, lost_digits
 from tests.figures.test_plots import has_colour
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not has_triton(), reason="needs Triton")]
