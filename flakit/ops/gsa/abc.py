@@ -14,8 +14,8 @@ from ..common.packed import positions
 
 
 def slots_and_gates(s: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (e^{s - z}, g), [B, T, H, M] each in float32 (float64 for float64) and differentiable, of a finite s
-    [B, T, H, M].
+    """Return (e^{s - z}, g) [B, T, H, M], in float32 (float64 for float64) and differentiable, of a finite s [B, T, H,
+    M]; g <= 0 is a natural-log decay.
 
     Each packed sequence starts anew; s past the last one is not read. Computed in float64: z is as large as s, and its
     gradient sums terms that nearly cancel.

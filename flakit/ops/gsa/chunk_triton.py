@@ -58,12 +58,12 @@ BLOCK = _BLOCK.value
 
 
 def _op(M: int) -> str:
-    """Return the prefix of the launch table's rows for M slots."""
+    """Return the prefix of the names of the launch table's rows for M slots."""
     return "gsa" if M <= 64 else "gsa128"
 
 
 class _Plan(ChunkPlan):
-    """A chunk plan whose states' rows are the slots, and which knows the queries a group."""
+    """A chunk plan whose states' rows are the M slots. G: query heads that share a memory."""
 
     blocks = True
 
@@ -76,12 +76,12 @@ class _Plan(ChunkPlan):
     def launch(
         self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
-        """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: for mild chunks,
-        of which the compiled code knows that they are, then for the others.
+        """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: for 16-bit
+        inputs once for mild chunks (MILD), then for the others; each launch skips the chunks of the other.
 
-        args: its arguments before those of positions; blocks: sizes of the axes it loops over in blocks, as {"K": K};
-        apart: whether each of these blocks has its own program; steep: whether the kernel is for steep chunks alone,
-        for which a program looks among several; more: further keyword arguments.
+        name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
+        it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
+        the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
         options, block_count = _options(
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
@@ -132,7 +132,7 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
 def _options(
     row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
 ) -> tuple[dict, int]:
-    """Return the launch options of a kernel, and the number of blocks."""
+    """Return the keyword arguments of a kernel, and the product of its numbers of blocks along the axes in `blocks`."""
     options = dict(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
         num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
@@ -156,18 +156,18 @@ def _slot_rows(states) -> tuple:
 
 
 def _tokens(q, s, chunk_size: int) -> int:
-    """Return the tokens a chunk, 0 for the default: 32 where queries share a memory. In chunks of 64, dv of such a
-    group was wrong for strong gates on an H200, where nested loops computed a score matrix (data/tuning.md)."""
+    """Return the tokens a chunk, 0 for the default: at most 32 where query heads share a memory. In chunks of 64, dv of
+    these was wrong for strong gates on an H200, where nested loops computed a score matrix (data/tuning.md)."""
     return min(chunk_size or CHUNK_SIZE, CHUNK_SIZE) if q.shape[2] > s.shape[2] else chunk_size
 
 
 ACCEPTS_FUNCTIONS = True
-"""Whether a state may be a function (`ahead_triton.Kernels`)."""
+"""Whether a state may be a function that exchanges states with other ranks (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of what `forward` saves for `backward`: q's reads followed by the mild flags, in one tensor; hk
-    and hv entering every chunk, slots as rows."""
+    """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling [B, T, HQ, M]
+    and the mild flags; hk and hv entering every chunk, slots as rows."""
     plan = _Plan(q, v, s, packing, chunk_size)
     reads, flags = q.shape[:3].numel() * plan.M, plan.chunks * plan.H * plan.flags
     return (reads + flags,), *(plan.stored_shape(x.shape[-1]) for x in (k, v))

@@ -44,9 +44,9 @@ from .slots_triton import (
 
 @triton.jit
 def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
-    """Return the binary logarithm of the rows of a chunk's blocks, and the matrices of these blocks.
+    """Return base, the binary logarithm of the rows of a chunk's blocks, and a pointer to the matrices of these blocks.
 
-    flag: of the chunk (`halves_and_mild`), 2 if MILD and 0 unless SCALED.
+    flag: the chunk's (`halves_and_mild`): 2 if MILD, 1 with mild blocks, else 0. ones: `chunk_triton.sums_of_rows`.
     """
     if MILD:
         base = LEVELS
@@ -71,7 +71,7 @@ def _load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.con
 @triton.jit
 def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
     """Return the log decay from the middle of its block up to each row, [C, BM]; MILD: of the chunk, without waiting
-    for a matrix; None unless SCALED, for blocks of single rows."""
+    for `ones`; None unless SCALED: blocks are then single rows. b_g [C, BM]: log decays."""
     upto = None
     if MILD:
         upto = from_middle(b_g, C)
@@ -82,7 +82,7 @@ def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
 
 @triton.jit
 def _decayed(x, upto, SIGN: tl.constexpr):
-    """Return x e^{upto} or, with SIGN -1, x e^{-upto}, in float32."""
+    """Return x e^{upto} or, with SIGN -1, x e^{-upto}, in float32; x if upto is None."""
     x = x.to(tl.float32)
     if upto is not None:
         x *= exp(SIGN * upto)
@@ -107,7 +107,7 @@ def _below(base, C: tl.constexpr, OWN: tl.constexpr):
 
 @triton.jit
 def _between(level, C: tl.constexpr):
-    """Return the mask [C, C] of rows of right halves and columns of left halves of one block of 2^(level + 1) rows."""
+    """Return the mask [C, C] of rows of the right and columns of the left half of one block of 2^(level + 1) rows."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     return (i > j) & ((i ^ j) >> level == 1)
 
@@ -117,9 +117,9 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
            H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
            BS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
            remainders=None):  # fmt: skip
-    """Return x's read of each slot without the factor e^{upto}, [C, BM].
+    """Return x's read of each slot, of this chunk's s through x y^T and of S, without the factor e^{upto}, [C, BM].
 
-    remainders: S's rounding errors, or None.
+    upto, base, ones: from `_upto`, `_blocks`; S: memory i_s of states; remainders: its rounding errors, or None.
     """
     b_A = tl.zeros([C, C], dtype=tl.float32)
     reads = tl.zeros([C, BM], dtype=tl.float32)
@@ -147,7 +147,7 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM], as an `operand`."""
+    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as an `operand`."""
     b_E = tl.zeros([C, C], dtype=tl.float32)
     if SCALED:
         x_high, x_low = split(b_x)
@@ -174,13 +174,14 @@ def output_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores.
+    """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores of p
+    with s, logits q's reads of hk (KEEP: stored), e^{to start} the decay since the chunk's start.
 
-    In registers: A, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
+    In registers: A = q k^T, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], logits [B, T, H G, M]
     hk, remainders [chunks, H, M, K], hv [chunks, H, M, V] float16, *_scales [chunks, H, NS, M], NS = ceil(K or V / BS)
-    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; ones: `sums_of_rows`
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
@@ -264,7 +265,7 @@ def softmax_grads_kernel(
 def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr,
                    M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
                    LEVELS: tl.constexpr, MILD: tl.constexpr):  # fmt: skip
-    """Return b_z + the reads of each key in one pass without the factor e^{-upto}, [C, BM]."""
+    """Return b_z + the reads of each key in one pass, sum_i (z_i^T y_j) x_i without the factor e^{-upto_j}, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
     for i_d in range(0, (D + BD - 1) // BD):
@@ -298,6 +299,7 @@ def slot_grads_kernel(
     Over both passes, x and z of each query of a group, S and D_S as in `pass_grads_kernel`:
         Z = sum of the reads of each key,   Y = sum (y D_S^T) e^{to end},   ds = (Y + Z) e^{-upto}
         dg_t = e^{total} sum S D_S + sum_{i>=t} reads_i - sum_{j>=t} s*_j Z_j + sum_{j<t} s*_j Y_j
+    upto, s*, to end: of `chunk_triton`; reads: of `softmax_grads_kernel`.
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], do [B, T, H G, V], s, g, ds, dg [B, T, H, M]
     p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V] float16
@@ -377,11 +379,11 @@ def pass_grads_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute one pass's gradients for one chunk and head: x = p, y = v, z = do or x = scale dscores, y = k, z = q.
+    """Compute a pass's gradients for one chunk and head: x = p, y = v, z = do; FIRST: x = scale dscores, y = k, z = q.
 
     With E the scores of x with s, S the memory entering and D_S the gradient of the one leaving the chunk:
-        dy = E^T z + (s* e^{to end}) D_S,   dz = E y + (x* e^{to start}) S (dq; do has no gradient)
-    In registers: E [C, C]; x* and s* [C, BM]; dy or dz [C, BD].
+        dy = E^T z + (s* e^{to end}) D_S,   dz = E y + (x* e^{to start}) S (FIRST: dq; do has no gradient)
+    In registers: E [C, C]; x* = x e^{upto} and s* = s e^{-upto} [C, BM]; dy or dz [C, BD].
     Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
 
     x [B, T, H G, M], y, dy [B, T, H, D], z, dz [B, T, H G, D], s, g [B, T, H, M]

@@ -12,9 +12,8 @@ the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
-The second pass runs first: its dx is dp, from which dscores follow. Each block of D has its own program. The states are
-recomputed segment by segment from checkpoints, as in `rwkv6.recurrent_triton`; dg uses the states themselves, without
-cancellation.
+The second pass runs first: its dx is dp, which gives dscores. Each block of D has a program. States are recomputed from
+checkpoints by segments, as in `rwkv6.recurrent_triton`; dg uses the states, without cancellation.
 """
 
 from functools import lru_cache
@@ -41,10 +40,10 @@ from ..common.recurrence_triton import (
 from .chunk_torch import softmax_grads
 
 FEW = 64
-"""Programs for one token below which V is split finer, though every block of V walks hk again."""
+"""Fewest programs for one token: with fewer, BV is halved, down to 16, though every block of V walks hk again."""
 
 FIRST_BLOCK = 8
-"""Slots of a program of the forward's first pass."""
+"""Slots that one program of the first pass computes."""
 
 HK_ELEMENTS = 8192
 """Elements of hk that the launch table's num_warps is for; a larger hk gets more warps."""
@@ -56,8 +55,8 @@ def token_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one token of N sequences: hk and hv as the passes of `pass_kernel`, and o = softmax(scale q^T hk) hv for
-    each query of the group. In registers: hk [BK, BM] and hv [BM, BV].
+    """Compute one token of N sequences: update hk and hv as `pass_kernel` does, then o = softmax(scale q^T hk) hv for
+    each of the G query heads that share them. In registers: hk [BK, BM] and hv [BM, BV].
 
     All programs of a head have the same hk: each stores some of its rows.
 
@@ -108,12 +107,12 @@ def pass_kernel(
     BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr,
     KEEP: tl.constexpr, PACKED: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """Compute one pass, S <- diag(e^{g_t}) S + s_t y_t^T and its reads. The first: S = hk^T, y = k, z = q and out =
-    scale S z, the scores. The second: S = hv, y = v, x = p and out = S^T x, the outputs. In registers: S [BM, BD].
+    """Compute one pass, S <- diag(e^{g_t}) S + s_t y_t^T and its reads. FIRST: S = hk^T, y = k, z = q; out, scale S z,
+    is the scores. The second: S = hv, y = v, x = p; out, S^T x, is o. In registers: S [BM, BD].
 
     Programs of the first pass have some of the slots, those of the second some of D, so that no sum is over programs.
     LONG sums S with compensation (Kahan). The softmax exponentiates the scores: without decay, the rounding error of
-    4096 additions is 1e-3 of a score of thousands, and changes its weight as much.
+    4096 additions is 1e-3 of a score of thousands, and changes its weight as much. KEEP: store S every C tokens.
 
     x [B, T, H G, M], y [B, T, H, D], z [B, T, H G, D], s, g [B, T, H, M], out [B, T, H G, M] (first) or [B, T, H G, D]
     initial_state, final_state [N, H, M, D], states [checkpoints, H, M, D]; first pass: [..., D, M]
@@ -189,13 +188,12 @@ def pass_grads_kernel(
 ):  # fmt: skip
     """Compute all gradients of one pass, from the last token on. In registers: S or its gradient [BM, BD].
 
-    The first pass computes dz (dq), the second dx (dp). In memory the states of the first pass have the slots as
-    columns.
+    The first pass computes dz (dq), the second dx (dp). Stored states of the first pass have the slots as columns.
 
     x [B, T, H G, M], z, dz [B, T, H G, D], y, dy [B, T, H, D], s, g [B, T, H, M], tokens = B T
     dx [ND, B, T, H G, M], ds, dg [ND, B, T, H, M]: partial sums, one for each block of D
     states [checkpoints, H, M, D], dfinal_state, dinitial_state [N, H, M, D]; FIRST: [..., D, M]
-    scratch [ND, N, H, C // U, BD, BM], cu_seqlens, checkpoints_before [N + 1]
+    scratch [ND, N, H, C // U, BD, BM]: S^T before each turn of U tokens; cu_seqlens, checkpoints_before [N + 1]
     """
     ND: tl.constexpr = (D + BD - 1) // BD
     i_d, i_nh = program(ND)
@@ -350,7 +348,7 @@ class _Passes:
         self.empty = s.new_empty(0, dtype=torch.float32).new_empty
 
     def differentiate(self, x, y, z, first: bool, states, dfinal_state):
-        """Return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
+        """Launch `pass_grads_kernel`: return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
         D, G = y.shape[-1], self.HQ // self.H
         U = tokens_per_turn(self.T, G)
         BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", self.s, D)
@@ -367,7 +365,7 @@ class _Passes:
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32."""
+    """Return dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32. saved: as from `forward`."""
     passes = _Passes(q, s, g, packing)
     (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)

@@ -1,5 +1,5 @@
-"""What GSA's kernels inside chunks share: sums of decays, products with stored memories, with slots as rows, and the
-softmax over slots."""
+"""What GSA's kernels inside chunks share: sums of log decays, products with stored memories (hk or hv, slots as rows),
+and the softmax over slots."""
 
 import triton
 import triton.language as tl
@@ -13,14 +13,14 @@ TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3
 
 @triton.jit
 def matrix(ones, n, C: tl.constexpr):
-    """Load matrix n of ones [matrices, C, C], from `chunk_triton.sums_of_rows`."""
+    """Load matrix n, [C, C], of ones [matrices, C, C] (`chunk_triton.sums_of_rows`)."""
     o_c = tl.arange(0, C)
     return tl.load(ones + n * C * C + o_c[:, None] * C + o_c[None, :])
 
 
 @triton.jit
 def decays(ones, n, b_g, C: tl.constexpr):
-    """Return the log decays [C, BM] that matrix n of ones sums."""
+    """Return the sums [C, BM] of log decays b_g [C, BM] over the rows that matrix n of ones selects for each row."""
     return sums(matrix(ones, n, C), b_g)
 
 
@@ -34,7 +34,7 @@ def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.const
 @triton.jit
 def units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
           BS: tl.constexpr):  # fmt: skip
-    """Load the row scales of that block, [BM]. BS: columns that share a scale."""
+    """Load the row scales [BM] of the block that `memory` loads, from scales [memories, D / BS, M]."""
     o_m = tl.arange(0, BM)
     BLOCKS = (D + BS - 1) // BS
     return tl.load(scales + (i.to(tl.int64) * BLOCKS + i_d * BD // BS) * M + o_m, mask=(o_m < M) & there, other=0.0)
@@ -43,7 +43,8 @@ def units(scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.conste
 @triton.jit
 def read_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
                 BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr, remainders=None):  # fmt: skip
-    """Return x S^T [C, BM] of a block of columns of x and memory i. remainders: S's rounding errors, or None."""
+    """Return x S^T [C, BM] over one block of columns, b_x [C, BD] and those of memory i (`memory`, `units`). remainders
+    [memories, M, D] float16: S's rounding errors, or None; SCALED: memories are float16 with scales."""
     b_S = memory(states, i, there, i_d, M, D, BM, BD)
     if SCALED:
         unit = units(scales, i, there, i_d, M, D, BM, BD, BS)
@@ -60,7 +61,7 @@ def read_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.const
 @triton.jit
 def weighed_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
                    BD: tl.constexpr, BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """Return x S [C, BD] of x [C, BM] and a block of columns of memory i."""
+    """Return x S [C, BD], the sum of memory i's rows (slots) weighted by b_x [C, BM], in block i_d of columns."""
     b_S = memory(states, i, there, i_d, M, D, BM, BD)
     if SCALED:
         x_16, x_unit = scaled(b_x * units(scales, i, there, i_d, M, D, BM, BD, BS)[None, :])
@@ -74,7 +75,7 @@ def weighed_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.co
 def add_written(b_ds, b_SD, y, states, scales, dstates, dscales, start, end, i_h, i_s, H: tl.constexpr, M: tl.constexpr,
                 D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
                 SCALED: tl.constexpr):  # fmt: skip
-    """Return b_ds + y D_S^T [C, BM] and b_SD + sum_d S D_S [BM] of one pass.
+    """Return b_ds + y D_S^T [C, BM] and b_SD + sum_d S D_S [BM] of one pass; S, D_S: memory i_s of states, dstates.
 
     SCALED: the sums are the diagonal of a product, whose 16-bit operands reach the tensor core unchanged. In registers
     both tiles would be converted to float32, and others spilled.
@@ -104,7 +105,7 @@ def softmax(b_scores, M: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def softmax_grads(b_p, b_dp, SCALED: tl.constexpr):
-    """Return p (dp - <p, dp>), as `chunk_torch.softmax_grads` does; SCALED, for 16-bit inputs: without its shift."""
+    """Return p (dp - <p, dp>) [C, BM], as `chunk_torch.softmax_grads`; SCALED, for 16-bit inputs: without its shift."""
     if not SCALED:
         largest = tl.max(b_p, 1)[:, None]
         b_dp -= tl.max(tl.where(b_p == largest, b_dp, -float("inf")), 1)[:, None]

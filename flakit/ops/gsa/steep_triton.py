@@ -1,4 +1,4 @@
-"""GSA's gradients of slots and decays in steep chunks, by dyadic levels; `chunk_triton` explains them."""
+"""GSA's gradients ds and dg in steep chunks and of float32 inputs, by dyadic levels; `chunk_triton` explains them."""
 
 import triton
 import triton.language as tl
@@ -45,9 +45,9 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g,
                     LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Return ds and dg [C, BM] plus the terms of pairs of rows of one query in one pass.
 
-    pairs: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`, but the gate of a read's
-    own token lies between the two too, and x needs no gradient. Tiles are reloaded for each product: they are in the
-    cache, and registers are the scarcest resource.
+    pairs_high, pairs_low [C, C]: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`,
+    but the gate of a read's own token lies between the two too, and x needs no gradient. Tiles are reloaded for each
+    product: they are in the cache, and registers are the scarcest resource.
     """
     for level in range(LEVELS):
         tl.debug_barrier()
@@ -72,7 +72,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g,
 @triton.jit
 def _pass_tensors(second, z, y, states, scales, dstates, dscales, z_2, y_2, states_2, scales_2, dstates_2, dscales_2,
                   SCALED: tl.constexpr):  # fmt: skip
-    """Return z, y, states, scales, dstates and dscales of the first pass or, if `second`, of the second."""
+    """Return z, y, states, scales, dstates and dscales of the first pass or, if `second`, those named _2."""
     if second:
         z, y, states, dstates = z_2, y_2, states_2, dstates_2
     if SCALED:
@@ -95,13 +95,13 @@ def steep_slot_grads_kernel(
     """Compute ds and dg for one chunk and head. In registers: z y^T [C, C]; x, ds, dg [C, BM].
 
     First the memories' part over both passes, x, y, z, S, D_S as in `inside_triton.pass_grads_kernel`, and a group's
-    queries:
+    queries; after, upto, total: sums of g in the chunk after a row, up to and with it, and over all rows:
         ds = Y = sum (y D_S^T) e^{after}
         dg_t = e^{total} sum S D_S + sum_{j<t} s_j Y_j + sum_{i>=t} x_i (z_i S^T) e^{upto_i}
     Then the terms of pairs of rows, for both passes and each query of a group in turn. MEMORIES, PAIRS: whether this
     launch adds the terms of the first and of the second kind; with PAIRS alone, to what ds and dg have.
 
-    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
+    Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `inside_triton.slot_grads_kernel`; with float32 inputs, memories are float32 and scales None.
     """
     BD: tl.constexpr = max(BK, BV)

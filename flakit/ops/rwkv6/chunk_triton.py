@@ -5,17 +5,16 @@ Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk
 Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's part of du
 
-`fused_chunk_triton` serves heads of 33 to 64 channels, in chunks of 16. The kernels here serve all others, in
-chunks of 32 tokens.
+`fused_chunk_triton` serves heads of 33 to 64 channels, the kernels here all others, in chunks of 32 tokens.
 
-Formulas as in `chunk_torch`. Each chunk takes one of two paths; both kernels are launched, and each skips the chunks of
-the other:
+Formulas as in `chunk_torch`: q = scale r, S enters a chunk, D is the gradient of the state leaving it. before, upto and
+after are sums of w over the rows before a row, up to and with it, and after it; total is over all rows, mid over the
+first half. Each chunk takes one of two paths; both kernels are launched, and each skips the chunks of the other:
 - `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
   q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. The products with states use the same
   operands; the remaining factors e^{mid} and e^{total - mid} are part of the scales of mild kernels (`store_state`);
 - any other: dyadic products whose factors are all in [0, 1] (`common.decay`), valid for every w <= 0. Where blocks of
   16 rows are mild, each of those is one product about its own middle (`about_blocks`).
-Loads precede computation.
 
 For 16-bit inputs, operands that contain decays about the middle are split into two bfloat16 numbers
 (`blocks_triton.split`): 16 bits of mantissa instead of TF32's 11, the range of float32, twice TF32's speed, and tensor
@@ -73,11 +72,11 @@ def mild_output_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute o = A v + q* (e^{mid} S) for one chunk and block of V. In registers: A [C, C], o [C, BV].
+    """Compute o = A v + q* (e^{mid} S) for one mild chunk, head and block of V. In registers: A [C, C], o [C, BV].
 
-    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
-    states [chunks, H, K, V] float16, scales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]; sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    states [chunks, H, K, V] float16, scales [chunks, H, NV, K]: a row's, times e^{mid}, for each block of V
+    mild [chunks, H, FLAGS] int32: a chunk of a head is mild if all its flags are 1
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -117,11 +116,11 @@ def mild_value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dv = A^T do + k* (e^{total - mid} D) for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
+    """Compute dv = A^T do + k* (e^{total - mid} D) for one mild chunk, head and block of V. In registers: A^T, dv.
 
-    r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]
-    dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]; sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K]: times e^{total - mid}
+    mild: as in `mild_output_kernel`
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -162,14 +161,15 @@ def mild_key_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dr, dk, dw and a part of du for one chunk and block of K. In registers: dA [C, C], x, then y, z [C, BK].
+    """Compute dr, dk, dw and a part of du for one mild chunk, head and block of K. dA = do v^T below the diagonal, d_i
+    = do_i^T v_i. In registers: dA [C, C], x, then y, z [C, BK].
 
-    x = dA k* + do (e^{mid} S)^T                    dq = x e^{before - mid} + bonus,  dr = scale dq
-    z = dA^T q*,  y = v (e^{total - mid} D)^T       dk = (y + z) e^{mid - upto} + bonus
+    x = dA k* + do (e^{mid} S)^T                    dq = x e^{before - mid} + d u k,  dr = scale dq
+    z = dA^T q*,  y = v (e^{total - mid} D)^T       dk = (y + z) e^{mid - upto} + d u q
     dw_t = e^{total} sum_v S D + sum_{i>t} q*_i x_i - sum_{j>=t} k*_j z_j + sum_{j<t} k*_j y_j
 
-    r, k, w, dr, dk, dw [B, T, H, K], v, do [B, T, H, V], u [H, K], du [chunks, H, K]
-    states, dstates [chunks, H, K, V] float16, scales, dscales [chunks, H, NV, K], mild [chunks, H, FLAGS] int32
+    r, k, w, dr, dk, dw [B, T, H, K], v, do [B, T, H, V], u [H, K], du [chunks, H, K]: a term for each chunk
+    states, dstates [chunks, H, K, V] float16, scales, dscales [chunks, H, NV, K], mild: as in `mild_output_kernel`
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
@@ -258,7 +258,7 @@ def output_kernel(
 ):  # fmt: skip
     """Compute o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV].
 
-    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
+    Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
@@ -302,7 +302,7 @@ def value_grads_kernel(
 ):  # fmt: skip
     """Compute dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
 
-    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
+    Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
@@ -359,7 +359,8 @@ def key_grads_kernel(
     dq = (do S^T) e^{before} + pairs,  dk = (v D^T) e^{after} + pairs,  dr = scale dq,  q = scale r
     dw_t = e^{total} sum_v S D + sum_{i>t} q_i dq_i^S + sum_{j<t} k_j dk_j^D + pairs j < t < i
 
-    Each program visits AT_ONCE chunks and heads and computes those that are not mild. chunks: of all sequences.
+    pairs: terms of two tokens of the chunk, and of a token with itself; dq^S, dk^D: the terms with S and D alone.
+    Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `mild_key_grads_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (K + BK - 1) // BK
@@ -423,7 +424,7 @@ def key_grads_kernel(
 
 
 def _launch(plan, kernel, mild_kernel, dyadic_kernel, *args):
-    """Launch the kernels of both paths, mild and dyadic. args: their arguments before those of `plan.where`."""
+    """Launch the kernels of both paths, the mild one for 16-bit inputs only. args: those before `plan.where`."""
     for options, NV in plan.paths(kernel):
         del options["PRECISION"]
         blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
@@ -439,7 +440,7 @@ def _launch(plan, kernel, mild_kernel, dyadic_kernel, *args):
 
 
 ACCEPTS_FUNCTIONS = True
-"""Whether a state may be a function (`ahead_triton.Kernels`)."""
+"""Whether a state may be a function that exchanges states with other ranks (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:

@@ -9,9 +9,8 @@ the diagonal, 0 above it, a chunk is
     dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D
 
 `scores_kernel` computes A; only a few products with a state remain sequential. `forward_kernel` stores S for the
-backward kernel: in float16, or of float32 inputs in float32. All tiles are transposed, in bands
-(`common.bands_triton`): S^T, D^T, o^T and dv^T in bands of channels of v, the gradients of q, k and w
-in bands of channels of k.
+backward kernel: in float16, or of float32 inputs in float32. All tiles are transposed, in bands of channels
+(`common.bands_triton`): S^T, D^T, o^T and dv^T of channels of v, the gradients of q, k and w of channels of k.
 
 **Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
 (`bands_triton.Parts`). The state entering each part is computed first: a part maps S to e^{total} S + N, where N is its
@@ -95,7 +94,7 @@ from ..common.tiles_triton import load_tile, state_pointers
 
 @triton.jit
 def _level_tokens(level, C: tl.constexpr):
-    """Return the mask [C, C] of decays (rows) between a token (column) and its half's boundary."""
+    """Return the mask [C, C] of decays (rows) between a token (column) and the boundary between its block's halves."""
     i, is_read, first, size = halves(level, C)
     t = tl.arange(0, C)[:, None]
     begin, end = tl.where(is_read, first, i + 1), tl.where(is_read, i, first + size)
@@ -104,7 +103,7 @@ def _level_tokens(level, C: tl.constexpr):
 
 @triton.jit
 def _opposite_halves(level, C: tl.constexpr):
-    """Return the mask [C, C] of token pairs in opposite halves of one block."""
+    """Return the mask [C, C] of pairs of tokens in opposite halves of one block of 2^(level + 1) tokens."""
     i, _, _, _ = halves(level, C)
     return ((i[:, None] ^ i[None, :]) >> level) == 1
 
@@ -115,9 +114,9 @@ def scores_kernel(
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the scores of CHUNKS chunks of a head, one a warp, and which of them are mild.
+    """Compute the scores A of a group of CHUNKS chunks of a head, one chunk a warp, and which of the chunks are mild.
 
-    r, w, k [B, T, H, K], u [H, K], scores [chunks, H, C, C], mild [chunks, H] float32, 0 or 1
+    r, w, k [B, T, H, K], u [H, K], scores [chunks, H, C, C], mild [chunks, H] float32, 0 or 1; LEVELS = log2 C
     sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
     """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
@@ -175,12 +174,12 @@ def forward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute o of a part of a sequence, chunk by chunk; KEEP: store the states. In registers: S^T and the next chunk's
-    rows, while they load.
+    """Compute o of a part of a sequence, L chunks of one head, one by one. KEEP: store the state entering each. In
+    registers: S^T and, while they load, the next chunk's rows.
 
     r, w, k [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, C, C]
-    states [chunks, H, V, K] float16, units [chunks, H]: their scales
-    first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
+    states [chunks, H, V, K] float16 (float32 with float32 inputs), units [chunks, H]: their scales, powers of two
+    first [parts, H, K, V]: the state entering each part; last [N, H, K, V]: final states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
@@ -232,8 +231,8 @@ def forward_kernel(
 
 @triton.jit
 def _decays(b_w, is_mild, C: tl.constexpr):
-    """Return the log decays of reads from point a and of keys to point b, [4, N, C] each, and those from the chunk's
-    beginning to a and from b to its end, [4 N] each. a = b is the middle of a mild chunk; else they are its ends."""
+    """Return the log decays from point a to each read and from each key to point b, [4, N, C] each, and those from the
+    chunk's beginning to a and from b to its end, [4 N] each. a = b is a mild chunk's middle; else they are its ends."""
     t, i = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     read, key = sums_along(b_w, per_band(t < i)), sums_along(b_w, per_band(t > i))
     mid, rest = is_mild * column(read, C // 2), is_mild * column(key, C // 2 - 1)
@@ -245,7 +244,7 @@ def _decays(b_w, is_mild, C: tl.constexpr):
 
 @triton.jit
 def _dyadic_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl.constexpr):
-    """Return what pairs inside the chunk add to dq, dk and dw, [4, N, C] each. b_P: P + P^T without the diagonal."""
+    """Return what pairs of tokens add to dq, dk and dw, [4, N, C] each. b_P: P + P^T, with P = do v^T, i > j."""
     dq, dk, b_dw = tl.zeros_like(b_q), tl.zeros_like(b_k), tl.zeros_like(b_q)
     P_terms = terms(b_P, TERMS)
     for level in range(LEVELS):
@@ -271,7 +270,7 @@ def backward_kernel(
 ):  # fmt: skip
     """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T, du.
 
-    r, w, k, dr, dw, dk [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], du [parts, H, K]
+    r, w, k, dr, dw, dk [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], du [parts, H, K]: a term for each part
     states [chunks, H, V, K] float16, units, mild [chunks, H], scores [chunks, H, C, C]
     last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
@@ -378,7 +377,7 @@ def backward_kernel(
 
 
 FORWARD = 3 * FULL_GPU // 4
-"""Programs of the forward kernel that fill a GPU: three a multiprocessor; of the backward kernel two."""
+"""Programs of the forward kernel that fill a GPU, three a multiprocessor. Of the backward kernel two fit."""
 
 
 class _Plan(Parts):
@@ -386,7 +385,7 @@ class _Plan(Parts):
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Elements saved for the backward: of states, scores, the states' scales, and mild flags."""
+        """Elements saved for the backward: of states (in their dtype), scores, units and mild flags."""
         heads = self.chunks * self.H
         return heads * self.K * self.V, heads * CHUNK * CHUNK, heads, heads
 
@@ -397,7 +396,8 @@ class _Plan(Parts):
         return (self.lines(states),), (sum(others),)
 
     def start_parts(self, x, y, w, scale, first, where, reverse: bool):
-        """Start to compute the state entering each part; return a function, as `ChunkPlan.start_parts` does."""
+        """Return a function that waits for the state entering each part, [parts, H, K, V], or None (reverse: the
+        gradient of the state leaving it). Arguments as in `ChunkPlan.start_parts`; where: of `Parts.where`."""
         if not self.several and not callable(first):
             return lambda: first
         _, sequence_of_part, parts_before, *_ = where
@@ -410,14 +410,14 @@ class _Plan(Parts):
 
 
 FEWEST = 8192
-"""Fewest chunks, summed over heads, for the backward in Gluon: of fewer, its one more launch can cost what it saves."""
+"""Fewest chunks times heads for the backward in Gluon: with fewer, its one more launch can cost what it saves."""
 ACCEPTS_FUNCTIONS = True
-"""Whether a state may be a function (`ahead_triton.Kernels`)."""
+"""Whether a state may be a function that exchanges states with other ranks (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, two 16-bit numbers in
-    one; and, in one tensor, the scores, the states' scales, and the mild flags."""
+    """Return the shapes of the float32 tensors that `forward` saves for `backward`: the state entering every chunk, two
+    float16 numbers in one element; and, in one tensor, the scores, the states' scales, and the mild flags."""
     return _Plan(r, v, packing).saved_shapes
 
 

@@ -36,12 +36,11 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t; then S <- diag(e^{w_t}) S + k_t v_t^T. In
-    registers: S [BK, BV].
+    """Compute o_t = q_t^T S + (q_t^T diag(u) k_t) v_t, q_t = scale r_t; then S <- diag(e^{w_t}) S + k_t v_t^T, U tokens
+    a turn (`recurrence_triton`). KEEP: store S every C tokens. In registers: S [BK, BV], BK >= K.
 
-    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]
+    r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]; cu_seqlens, checkpoints_before [N + 1]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
-    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -88,16 +87,16 @@ def recurrent_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T. In registers: S or D
-    [BK, BV].
+    """Compute all gradients, from the last token on: D <- diag(e^{w_t}) D + scale r_t do_t^T, D the gradient of S. In
+    registers: S or D [BK, BV].
 
     Every element of a state has a recurrence of its own, so blocks may be cut along K and V. Of blocks along K only dv
     is summed; of blocks along V, dr, dk and dw.
 
-    r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T
+    r, k, w [B, T, H, K], v, do [B, T, H, V], u [H, K], tokens = B T; cu_seqlens, checkpoints_before [N + 1]
     dr, dk, dw [NV, B, T, H, K], du [NV, N, H, K]: partial sums, one for each block of V; dv [NK, B, T, H, V]: of K
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV NK, N, H, C // U, BV, BK]
-    cu_seqlens, checkpoints_before [N + 1]
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V]
+    scratch [NV NK, N, H, C // U, BV, BK]: S^T before each turn of U tokens of a segment of C
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -204,7 +203,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return the gradients in the order of the inputs, each in float32 or its input's dtype."""
+    """Return dr, dk, dv, dw, du [H, K] and dinitial_state [N, H, K, V], each in float32 or its input's dtype."""
     states, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]

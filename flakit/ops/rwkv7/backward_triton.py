@@ -31,10 +31,10 @@ def grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of r, w, k, a and b of a chunk, in BLOCK channels.
+    """Compute the gradients of r, w, k, a and b of one chunk and head, in BLOCK of its K channels.
 
-    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do [B, T, H, V]; D in the rows of dr, dk, da and db
-    states [chunks, H, V, K], v2, y [chunks, H, C, V], units [chunks, H, BV + 1]
+    r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do [B, T, H, V]; dr … db hold D (`pointers_of_D`)
+    states [chunks, H, V, K], v2, y [chunks, H, C, V], units [chunks, H, BV + 1]: scales of v2 and states
     last [all parts, H, K, V]: D of the last chunk of each part; parts: their number in a sequence unless packed
     sequence_of_chunk [chunks], before, cu_seqlens, chunks_before, parts_before [N + 1]
     """

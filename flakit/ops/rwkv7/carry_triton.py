@@ -1,9 +1,9 @@
 """The affine map of each part of a sequence on its state, and the state entering each part: for `fused_chunk_triton`,
 which explains the symbols.
 
-A part maps a state S to M S + N. `carry_kernel` computes both in one walk: M from the identity without v, N from zeros,
-or in the first part from the initial state; `carry_grads_kernel` computes the counterpart of N for D. From these
-`entering_kernel` computes the state entering each part.
+A part, some chunks that one program walks, maps a state S to M S + N. `carry_kernel` computes both: M by walking from
+the identity with v = 0, N from zeros, or in the first part from the initial state; `carry_grads_kernel` computes the
+counterpart of N for the gradient D. From these `entering_kernel` computes the state entering each part.
 """
 
 import triton
@@ -41,8 +41,8 @@ from ..common.tiles_triton import state_pointers
 
 @triton.jit
 def decays_from_ends(b_w, C: tl.constexpr):
-    """Return the log decays of reads r and a, side by side, from the chunk's beginning, and of keys to its end,
-    [4, N, 2 C] each."""
+    """Return the log decays from the chunk's beginning to reads, r and (without their own token's) a side by side, and
+    from keys to its end, [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_r % C)[None, :]
     return sums_along(b_w, per_band(o_c < i + (o_r < C)[None, :])), sums_along(b_w, per_band(o_c > i))
@@ -55,12 +55,12 @@ def carry_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_FIRST: tl.constexpr, ALL_PARTS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute M and N of each part: its results for the identity without v, and for zeros, or in the first part for the
-    initial state. ALL_PARTS: of the last part too. In registers: both, transposed, and the next chunk's rows, while
-    they load.
+    """Compute the map S -> M S + N of each part and head, L chunks of C tokens: M [K, K] as products, N [K, V] as
+    written; of the first part written is M S_0 + N. Skips each sequence's last part unless ALL_PARTS. In registers:
+    both, transposed, and, while they load, the next chunk's rows.
 
     w, k, a, b [B, T, H, K], v [B, T, H, V], scores [chunks, H, 2, C, C] (see `fused_chunk_triton.scores_kernel`)
-    first [N, H, K, V], products [parts, H, K, K], written [parts, H, K, V]
+    first [N, H, K, V]: initial states S_0; products [parts, H, K, K], written [parts, H, K, V]
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
@@ -121,7 +121,7 @@ def carry_kernel(
 
 @triton.jit
 def pointers_of_D(dr, dk, da, db, start, i_h, o_k, o_v, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr):
-    """Return pointers to D^T of a whole chunk, [V, K], in the rows of its gradients: C rows of V in each tensor."""
+    """Return pointers to D^T [V, K] of a full chunk, in the rows of its gradients: C rows of D^T in each tensor."""
     p = tl.where(o_v < 2 * C, tl.where(o_v < C, dr, dk), tl.where(o_v < 3 * C, da, db))
     return (p + ((start + o_v % C) * H + i_h) * K)[:, None] + o_k[None, :]
 
@@ -133,9 +133,9 @@ def carry_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, ALL_PARTS: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the state entering each part for a zero gradient of the state leaving it, or in the last
-    part for the final state's. ALL_PARTS: of the first part too. KEEP: from the gradient of the state leaving each
-    part; store dv, and for `backward_triton` y and D. In registers: D^T.
+    """Compute the gradient D of the state entering each part, from zero for the state leaving it, or in the last part
+    from the final state's: `last` to `first`. ALL_PARTS: of first parts too. KEEP: start from each part's own `last`,
+    and store dv, and y and D (`pointers_of_D`) for `backward_triton`. In registers: D^T.
 
     r, w, k, a, b, dr, dk, da, db [B, T, H, K], do, dv [B, T, H, V], scores [chunks, H, 2, C, C], y [chunks, H, C, V]
     last [N, H, K, V], first [parts, H, K, V]; KEEP: last [parts, H, K, V], first [N, H, K, V]
@@ -221,8 +221,8 @@ def entering_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, PACKED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """S <- product S + written, part by part, or REVERSE D <- product^T D + written from the last part; store what
-    enters each. The first visited part has the initial value in `written` already. In registers: S or D.
+    """Compute the state entering each part, S <- product S + written; or REVERSE the gradient leaving each, from the
+    last on, D <- product^T D + written. The part visited first has `first` in `written` already.
 
     products [parts, H, K, K], written, entering [all parts, H, K, V], first [N, H, K, V]
     parts_before [N + 1], or None; parts: the number in each sequence unless packed

@@ -1,7 +1,6 @@
 """RWKV7 in chunks as Triton kernels: all work but a light stream of states is parallel over chunks.
 
-`fused_chunk_triton` serves heads of 33 to 64 channels, in chunks of 16 tokens. The kernels here serve all
-others, in chunks of 32 tokens, or 16 in float32.
+`fused_chunk_triton` serves heads of 33 to 64 channels, the kernels here all others, in chunks of 32, or 16 in float32.
 
 Forward:  `prepare_kernel`        what does not depend on the entering state: U, U A_ak v, U a~
           `stream_kernel`         chunk by chunk: v2 = U A_ak v + (U a~) S, then the state S itself
@@ -55,9 +54,9 @@ and db of repeated tokens to a tenth. Triton's interpreter does not support bf16
 @triton.jit
 def _classify(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
               MILD: tl.constexpr):  # fmt: skip
-    """Return whether this launch, of a path's first kernel, handles chunk-and-head i; the mild one sets the flag.
+    """Return whether this launch, mild or dyadic, handles i = chunk * H + head; a MILD one sets flag i.
 
-    No token may decay by more than 1 / C of a chunk's limit: stricter than the sum, but RWKV7's bounded w passes.
+    Mild: no w is below 1 / C of a chunk's limit, 2 MILD_HALF: stricter than the sum, but RWKV7's bounded w passes.
     """
     if MILD:
         lowest = 0.0
@@ -73,10 +72,8 @@ def _classify(mild, i, w, start, end, i_h, H: tl.constexpr, K: tl.constexpr, C: 
 
 @triton.jit
 def _about_middle(b_w, C: tl.constexpr):
-    """Return the log decay before each row, and the decay factors of reads and keys about the middle row, [C, BK] each.
-
-    read_i key_j is the decay strictly between j and i.
-    """
+    """Return the log decay before each row, and the decay factors of reads and keys about the middle row, [C, BK] each,
+    of log decays b_w: read_i key_j is the decay strictly between j and i."""
     upto = tl.cumsum(b_w, 0)
     before = upto - b_w
     mid = row_at(before, C // 2, C)[None, :]
@@ -85,7 +82,7 @@ def _about_middle(b_w, C: tl.constexpr):
 
 @triton.jit
 def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the scores of reads x and keys y at one dyadic level, [C, C]; weight: of the level's rows, [C, BK]."""
+    """Return the scores [C, C] of reads x and keys y [C, BK] at one dyadic level. weight [C, BK]: e^`level_decays`."""
     _, right, _, _ = halves(level, C)
     b_xy = tl.where(right[:, None], b_x, b_y) * weight
     right_by_left = right[:, None] & opposite_halves(level, C)
@@ -96,8 +93,9 @@ def _level_scores(b_x, b_y, weight, level, C: tl.constexpr, PRECISION: tl.conste
 def _scores(b_x, b_y, b_p, b_q, p_w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
             BK: tl.constexpr, LEVELS: tl.constexpr, TWO: tl.constexpr, MILD: tl.constexpr,
             PRECISION: tl.constexpr):  # fmt: skip
-    """Return sum_k x_i y_j e^{decay strictly between j and i} over a block of K, valid for i > j only, [C, C]; if TWO,
-    the same for reads p and keys q, else zeros; and the log decay before and after each row, [C, BK] each."""
+    """Return A, B [C, C] and the log decays before and after each row [C, BK], of one block of K of a chunk: A_ij =
+    sum_k x_i y_j e^{decay strictly between j and i}, valid for i > j only; B likewise of reads p and keys q if TWO,
+    else zeros. p_w: pointer to w; MILD: about the middle, else by dyadic levels."""
     b_B = tl.zeros([C, C], dtype=tl.float32)
     if MILD:
         b_w = load_tile(p_w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
@@ -129,7 +127,7 @@ def _with_diagonal(b_A, b_d, C: tl.constexpr):
 
 @triton.jit
 def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """Return (I - A)^{-1}, A strictly lower triangular [C, C]: at each level lower left blocks join two inverses."""
+    """Return (I - A)^{-1}, A strictly lower triangular [C, C]: each level joins pairs of inverses."""
     o_c = tl.arange(0, C)
     b_U = tl.where(o_c[:, None] == o_c[None, :], 1.0, tl.where(level_pairs(1, C), b_A, 0.0))
     for level in tl.static_range(1, LEVELS):
@@ -147,7 +145,7 @@ def prepare_kernel(
 ):  # fmt: skip
     """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
 
-    w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
@@ -189,7 +187,8 @@ def prepare_kernel(
 @triton.jit
 def _rows(start, end, i_h, i_d, shift: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
           BD: tl.constexpr, FLIP: tl.constexpr):  # fmt: skip
-    """Return offsets and mask [C, BD] of a chunk's rows, or of those after (shift = 1) or before; FLIP: reversed."""
+    """Return offsets and mask [C, BD] of a chunk's rows, or each one's next (shift = 1) or previous (-1). FLIP:
+    reversed."""
     o_c = tl.arange(0, C)
     if FLIP:
         o_c = C - 1 - o_c
@@ -216,10 +215,9 @@ def _stream_loads(x, y, z, w, transfer, reads, start, end, i_h, i_v, H: tl.const
 
 @triton.jit
 def _stream_operands(b_W, b_x, b_y, b_z, b_w, b_next, scale, REVERSE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the operands of a chunk's step (W, x^T, y, z^T) and e^{total} [BK]; b_next: w shifted by a row.
-
-    The prefix sum covers the rows before each; without REVERSE, where rows are flipped, those after it.
-    """
+    """Return the operands of a chunk's step, W = transfer, x^T, y and z^T, decays included, and e^{total} [BK]. b_next:
+    w shifted by a row, whose prefix sum is the decay before each row, or, without REVERSE, where rows are flipped,
+    after it."""
     b_x, b_w, b_next = b_x.to(tl.float32), b_w.to(tl.float32), b_next.to(tl.float32)
     decay = tl.exp(tl.cumsum(b_next, axis=0))
     if REVERSE:
@@ -235,11 +233,12 @@ def stream_kernel(
     REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """reads += transfer S, then S <- e^{total} S + x^T y + z^T reads, chunk by chunk. In registers: S [BK, BV].
+    """Walk a head's chunks: reads += transfer S, then S <- e^{total} S + x^T y + z^T reads. In registers: S [BK, BV].
 
-    x, y, z: k e^{after}, v, b e^{after}; REVERSE, where S is its gradient: scale r e^w e^{before}, do, a e^{before}.
-    The state before each chunk is stored. A chunk's loads overlap the previous chunk's computation. Forward, a chunk's
-    rows are read from the last to the first: row order does not matter, and the decay after a row becomes a prefix sum.
+    x, y, z: k, v, b, REVERSE, where S is its gradient: r, do, a. Above, x and z carry e^{after}, REVERSE e^{before} and
+    x is scale r e^w. reads: v2 (REVERSE: y), updated in place. The state before each chunk is stored. Loads overlap the
+    previous chunk's computation. Forward, a chunk's rows are read from the last to the first: row order does not
+    matter, and the decay after a row becomes a prefix sum.
 
     x, z, w, transfer [B, T, H, K], y, reads [B, T, H, V], states [chunks, H, K, V], first, last [N, H, K, V]
     cu_seqlens, chunks_before [N + 1]
@@ -297,7 +296,7 @@ def output_kernel(
     """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
 
     r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; q = scale r e^w
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -339,9 +338,9 @@ def prepare_grads_kernel(
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk. In registers: U, A_rb [C, C].
+    """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk and head. In registers: U, A_rb [C, C].
 
-    r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C], mild [chunks, H] int32
+    r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
@@ -376,9 +375,9 @@ def value_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk and block of V. In registers: A_rk, A_ak [C, C].
+    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk, head and block of V. In registers: A_rk, A_ak [C, C].
 
-    r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V], mild [chunks, H] int32
+    r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V]: D, mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     """
     i = tl.program_id(0)
@@ -415,7 +414,7 @@ def value_grads_kernel(
 @triton.jit
 def _read_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                  C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return x S^T and y S^T for one chunk, [C, BK] each."""
+    """Return x S^T and y S^T, [C, BK] each, of a chunk's rows of x and y [B, T, H, V] and state i, chunk * H + head."""
     b_xS = tl.zeros([C, BK], dtype=tl.float32)
     b_yS = tl.zeros([C, BK], dtype=tl.float32)
     for i_v in range(0, (V + BV - 1) // BV):
@@ -430,10 +429,9 @@ def _read_states(x, y, states, start, end, i, i_h, i_k, H: tl.constexpr, K: tl.c
 
 @triton.jit
 def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before, read, PRECISION: tl.constexpr):
-    """Return dq, da, and the sum of reads times their gradients. b_dq, b_da: do S^T, y S^T, without decay.
-
-    b_qk … b_ab: gradients of the scores.
-    """
+    """Return dq, da, and the sum of reads times their gradients, [C, BK] each, in a mild chunk. b_km, b_bm: k, b times
+    key; b_qk … b_ab: gradients of the scores; b_dq, b_da: do S^T, y S^T; before, read: factors from the start and the
+    middle."""
     b_qm, b_am = to_operand(b_q * read, PRECISION), to_operand(b_a * read, PRECISION)
     g_q = tl.dot(b_qb, b_bm, tl.dot(b_qk, b_km, input_precision=PRECISION), input_precision=PRECISION)
     g_a = tl.dot(b_ab, b_bm, tl.dot(b_ak, b_km, input_precision=PRECISION), input_precision=PRECISION)
@@ -446,7 +444,8 @@ def _mild_reads(b_q, b_a, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, before
 @triton.jit
 def _mild_keys(b_qm, b_am, b_k, b_b, b_km, b_bm, b_qk, b_qb, b_ak, b_ab, b_dk, b_db, reads, after, key,
                PRECISION: tl.constexpr):  # fmt: skip
-    """Return dk, db, and the part of dw of reads and keys of other tokens. b_dk, b_db: v D^T, v2 D^T, without decay.
+    """Return dk, db, and the part of dw of reads and keys of other tokens. b_dk, b_db: v D^T, v2 D^T; b_qm, b_am: q, a
+    times read; reads: from `_mild_reads`; after, key: decay factors to the end and to the middle.
 
     dw_t is sum_{i>t} over reads minus sum_{j>=t} over the pairs' keys, plus sum_{j<t} over the keys written to the
     state: a difference of two prefix sums of the *same rounded products*, which only float32 accumulation can make
@@ -470,7 +469,7 @@ def _dyadic_grads(b_q, b_a, b_k, b_b, b_w, b_qk, b_qb, b_ak, b_ab, b_dq, b_da, b
                   C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Return dq, da, dk, db and the part of dw of reads and keys of other tokens, for any decay, without subtractions.
 
-    b_qk … b_ab: gradients of the scores; b_dq … b_db: the states' terms, without decay. At each level rows of right
+    b_qk … b_ab [C, C]: gradients of the scores; b_dq … b_db: do S^T, y S^T, v D^T, v2 D^T. At each level rows of right
     halves are reads and rows of left halves keys, so one product serves both: x holds q or k, y holds a or b, and each
     pairs with the other kind in the other half.
     """
@@ -595,17 +594,18 @@ def key_grads_kernel(
 
 
 class _Plan(ChunkPlan):
-    """RWKV7's chunk plan, whose own stream computes the states: what a chunk writes depends on what it reads."""
+    """RWKV7's chunk plan, with a stream of its own: here what a chunk writes depends on what it reads."""
 
     def __init__(self, r, v, packing, chunk_size):
         super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
 
     def zero_flags(self):
-        """Return zeroed flags of mild chunks, which the mild path's first kernel fills, if there is a mild path."""
+        """Return zeros [chunks, H, 1] int32, in which the mild path's first kernel, if there is one, flags chunks."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
 
     def stream(self, x, y, z, w, transfer, reads, first, last, scale, reverse):
-        """Return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving them); update reads."""
+        """Launch `stream_kernel`: return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving
+        them), and update reads. Arguments as there; raises ValueError if K exceeds the largest block."""
         launch = TABLE["rwkv7.stream", self.width]
         BK = block(self.rows, launch.BK)
         if self.rows > BK:

@@ -20,9 +20,8 @@ kernel: in float16, or of float32 inputs in float32.
 from these the state entering each part.
 
 **All tiles are transposed, in bands** (`common.bands_triton`) of 16 channels of v for each warp: a warp holds 16 rows
-and all columns of S^T, F^T, G^T and D^T [V, ...]. The warps exchange only what all of them read: R* and E*, of which
-each computes 16 channels of k, and the scores. Sums over channels of v, the gradients of R and E, are in bands of
-channels of k.
+and all columns of S^T, F^T, G^T and D^T [V, ...]. Warps exchange only what all read: R* and E*, of which each computes
+16 channels of k, and the scores. Sums over channels of v, the gradients of R and E, are in bands of channels of k.
 
 **Paths.** A chunk is mild if each of its log decays is above `BLOCK_TOKEN`. `scores_kernel` processes several chunks at
 a time. If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r
@@ -40,9 +39,8 @@ Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relati
 inputs, sums of three, which are exact. Their scores are about the middle where log decays are above `MILD_FLOAT32`;
 `backward_triton` takes no chunk for mild: the decay's gradient as a difference would lose float32's precision.
 
-On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel in the
-place of `forward_kernel`; backward, one that walks the chunks for D and y alone, and others that compute the gradients
-of all chunks in parallel.
+On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel instead
+of `forward_kernel`; backward, one that walks the chunks for D and y, and others for all chunks' gradients in parallel.
 """
 
 from functools import cached_property
@@ -102,7 +100,7 @@ from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, en
 UNITS = CHANNELS + 1
 """Scales of a chunk and head, powers of two: one for each row of v2^T, and one for the state."""
 LOWEST_DECAY = tl.constexpr(-128.0)
-"""A log decay whose exponential is 0 in float32, as in `load_decays`. Clamping drops NaNs, but the scores keep them."""
+"""The log decay at which kernels clamp w: e^-128 is 0 in float32. Clamping drops NaNs, but the scores keep them."""
 
 
 @triton.jit
@@ -136,9 +134,9 @@ def _inverse_and_transpose(b_A, C: tl.constexpr, LEVELS: tl.constexpr, TERMS: tl
 
 @triton.jit
 def level_columns(level, C: tl.constexpr):
-    """Return for 2 C columns, reads or keys of a chunk's tokens, at a dyadic level: the mask [C, 2 C] of decays (rows)
-    between a token and its half's boundary; whether it lies in a right half, where it is a read [1, 2 C]; and the mask
-    of pairs in opposite halves of one block [2 C, 2 C]. Of r, the first C, decays include the token's own."""
+    """Return three masks for 2 C columns, reads (r, a) or keys (k, b) of a chunk's tokens, at a dyadic level: of decays
+    (rows) between a token and the boundary of its block's halves [C, 2 C]; of right halves, whose tokens read [1, 2 C];
+    of pairs in opposite halves of a block [2 C, 2 C]. Of r, the first C, decays include the token's own."""
     o = tl.arange(0, 2 * C)
     i = o % C + (level >> 8)  # as in `halves`: masks hoisted out of the loop would stay in registers
     size = i * 0 + (1 << level)
@@ -155,11 +153,11 @@ def scores_kernel(
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute A_rk, A_ak, N and U of CHUNKS chunks of a head, one a warp, and which of them are mild.
+    """Compute A_rk, A_ak, N = A_rb U and U = (I - A_ab)^{-1} of CHUNKS chunks of a head, one a warp, and `mild`.
 
     Two matrices [C, C] of a chunk hold all four: A_rk and N, transposed, on and above the diagonal, A_ak and U below.
 
-    r, w, k, a, b [B, T, H, K], scores [chunks, H, 2, C, C], mild [chunks, H] float32, 0 or 1
+    r, w, k, a, b [B, T, H, K], scores [chunks, H, 2, C, C], mild [chunks, H] float32, 0 or 1; LEVELS = log2 C
     sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
     """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
@@ -225,8 +223,8 @@ def scores_kernel(
 
 @triton.jit
 def _load_scores(p, there, C: tl.constexpr):
-    """Load the upper triangle with the diagonal of the matrix at p, and its lower triangle, transposed, side by side,
-    [C, 2 C]."""
+    """Load side by side, [C, 2 C], A_rk^T and A_ak^T, or N^T and U^T - I, from matrix p of `scores`; zeros unless
+    `there`."""
     o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
     left, i = (o_r < C)[None, :], (o_r % C)[None, :]
     m = tl.where(left, i >= o_c, i > o_c)
@@ -235,7 +233,7 @@ def _load_scores(p, there, C: tl.constexpr):
 
 @triton.jit
 def _load_scores_transposed(p, C: tl.constexpr):
-    """Load what `_load_scores` loads, transposed, [2 C, C]."""
+    """Load A_rk above A_ak, [2 C, C]: the transpose of `_load_scores`."""
     o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
     m = tl.where(o_r < C, i >= j, i > j)
@@ -255,7 +253,7 @@ def _load_right(p, OF_U: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _decays_about_middle(b_w, C: tl.constexpr):
-    """Return the log decays of reads, r and a side by side, and of keys from the chunk's middle, [4, N, 2 C] each."""
+    """Return log decays from the chunk's middle to reads r and a, side by side, from keys to it, [4, N, 2 C] each."""
     o_c, o_r = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     half, i = (o_c < C // 2).to(tl.float32), (o_r % C)[None, :]
     upto = (o_c <= i).to(tl.float32)
@@ -265,7 +263,7 @@ def _decays_about_middle(b_w, C: tl.constexpr):
 
 @triton.jit
 def _v2_pointers(v2, i, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr):
-    """Return pointers to v2^T of chunk-and-head i of v2 [chunks, H, C, V], and the mask, [BV, C] each."""
+    """Return pointers to v2^T of i = chunk * H + head, in v2 [chunks, H, C, V], and their mask, [BV, C] each."""
     o_c, o_v = tl.arange(0, C), tl.arange(0, BV)
     return v2 + i * C * V + o_v[:, None] + o_c[None, :] * V, (o_v < V)[:, None] & (o_c < C)[None, :]
 
@@ -277,12 +275,12 @@ def forward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     KEEP: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute o of a part of a sequence, chunk by chunk; KEEP: store S and v2. In registers: S^T and the next chunk's
-    rows, while they load.
+    """Compute o of a part of a sequence, L chunks of one head, one by one. KEEP: store S entering each, and v2. In
+    registers: S^T and, while they load, the next chunk's rows.
 
     r, w, k, a, b [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, 2, C, C]
-    states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T and S
-    first [parts, H, K, V]: entering each part; last [N, H, K, V]: final states
+    states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T's rows and of S
+    first [parts, H, K, V]: the state entering each part; last [N, H, K, V]: final states
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
@@ -349,7 +347,7 @@ def forward_kernel(
 @triton.jit
 def _dyadic_pairs(b_R, b_E, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr):
     """Return what pairs inside a chunk add to the gradients of reads and keys, [4, N, 2 C] each, and of w, [4, N, C],
-    without subtractions. b_R, b_E: without decay; b_P [2 C, 2 C]: of all pairs."""
+    without subtractions. b_R, b_E [4, N, 2 C]: reads and keys without decay; b_P [2 C, 2 C]: G F^T, unmasked."""
     o = tl.arange(0, 2 * C)
     ahead = (o % C)[:, None] - (o % C)[None, :]
     own = terms(tl.where((ahead == 0) & (o < C)[:, None], b_P, 0.0), 2)  # r reads its own token's keys
@@ -377,8 +375,8 @@ def chunk_grads(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, MILD: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of chunk-and-head i, MILD or not, from D e^{passing}, the gradient of the state leaving it.
-    Return the gradient of the state entering it as such a pair (D, passing). Shapes as in `backward_kernel`."""
+    """Store the gradients of i = chunk * H + head, from the one of the state leaving it, b_D e^{passing}, b_D in bands
+    of D^T. Return that of the state entering it as such a pair (b_D, passing [K]). Shapes as in `backward_kernel`."""
     o_c, o_r, o_k, o_v = tl.arange(0, C), tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     by_scale = tl.where(left, scale, 1.0)
@@ -487,7 +485,7 @@ def backward_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEVELS: tl.constexpr, HAS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T.
+    """Compute all gradients of a part of a sequence, for one head, from its last chunk to its first. In registers: D^T.
 
     r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do, dv [B, T, H, V], scores [chunks, H, 2, C, C]
     states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1], mild [chunks, H]
@@ -538,7 +536,8 @@ class _Plan(Parts):
         return (self.lines(states),), (units,), (scores,), (mild + products,)
 
     def entering(self, products, written, first, where, reverse: bool):
-        """Compute the states entering the parts of all sequences (reverse: the gradients of those leaving them)."""
+        """Return the states entering all parts (reverse: the gradients of those leaving them), [parts, H, K, V];
+        arguments as in `entering_kernel`; where: of `Parts.where`."""
         launch = TABLE["rwkv7.fused.entering", width(self.stored.itemsize)]
         entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
         entering_kernel[(self.N * self.H,)](
@@ -550,18 +549,18 @@ class _Plan(Parts):
         return entering
 
     def leaving(self, products, written, where, reverse: bool):
-        """Compute the state leaving each sequence after all parts (reverse: the gradient at its beginning)."""
+        """Return the state leaving each sequence (reverse: the initial one's gradient). Arguments as in `entering`."""
         entering = self.entering(products, written, None, where, reverse)
         P, W, S = (self.last_visited(x, reverse) for x in (products, written, entering))
         return W + _product(P, S, reverse)
 
     def last_visited(self, x, reverse: bool):
-        """Return x of the last part of every sequence (reverse: of the first), [N, H, K, *]; products are flat."""
+        """Return a view of x (products: flat) of each sequence's last part (reverse: of its first), [N, H, K, *]."""
         x = x.view(self.parts, self.H, self.K, -1).unflatten(0, (self.N, -1))
         return x[:, 0 if reverse else -1]
 
     def states_and_v2(self, stored):
-        """Return the states and v2, which share one saved tensor, as flat float16 views."""
+        """Return the states and v2, which share one saved tensor, as flat views in float16 (or float32)."""
         halves, states = stored.view(self.stored), self.chunks * self.H * self.K * self.V
         return halves[:states], halves[states:]
 
@@ -572,7 +571,7 @@ def _product(P, S, transposed: bool):
 
 
 ACCEPTS_FUNCTIONS = True
-"""Whether a state may be a function (`ahead_triton.Kernels`)."""
+"""Whether a state may be a function that exchanges states with other ranks (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:

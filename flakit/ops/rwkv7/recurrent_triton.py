@@ -33,13 +33,13 @@ from ..common.recurrence_triton import (
 
 @triton.jit
 def _removed(b_S, b_a):
-    """Return a^T S_{t-1}, [BV]."""
+    """Return a^T S_{t-1} [BV] of b_S [BK, BV] and a row b_a [1, BK]: what a reads from the state, for b to write."""
     return tl.sum(as_vector(b_a)[:, None] * b_S, 0)
 
 
 @triton.jit
 def _step(b_S, removed, b_w, b_k, b_v, b_b):
-    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and e^w as high and low."""
+    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and e^w as high and low (`split_decay`), [BK] each."""
     high, low = split_decay(b_w)
     n_high, n_low = as_vector(high), as_vector(low)
     added = as_vector(b_b)[:, None] * removed[None, :] + as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
@@ -52,11 +52,11 @@ def recurrent_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_INITIAL: tl.constexpr, WANTS_FINAL: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T and o_t = scale r_t^T S. In registers: S [BK, BV].
+    """Compute S <- diag(e^{w_t}) S + b_t (a_t^T S) + k_t v_t^T and o_t = scale r_t^T S, U tokens a turn
+    (`recurrence_triton`). KEEP: store S every C tokens. In registers: S [BK, BV], BK >= K.
 
-    r, w, k, a, b [B, T, H, K], v, o [B, T, H, V]
+    r, w, k, a, b [B, T, H, K], v, o [B, T, H, V]; cu_seqlens, checkpoints_before [N + 1]
     initial_state, final_state [N, H, K, V], states [checkpoints, H, K, V]
-    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -98,14 +98,14 @@ def recurrent_grads_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients, from the last token on: D <- D + scale r_t do_t^T, then D <- diag(e^{w_t}) D + a_t
-    (b_t^T D). In registers: S and D [BK, BV].
+    """Compute all gradients, from the last token on: D <- D + scale r_t do_t^T, then
+    D <- diag(e^{w_t}) D + a_t (b_t^T D), D the gradient of S. In registers: S and D [BK, BV].
 
-    r, w, k, a, b [B, T, H, K], v, do, dv [B, T, H, V], tokens = B T
+    r, w, k, a, b [B, T, H, K], v, do, dv [B, T, H, V], tokens = B T; cu_seqlens, checkpoints_before [N + 1]
     dr, dw, dk, da, db [NV, B, T, H, K]: partial sums, one for each block of V
-    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V], scratch [NV, N, H, C // U, BV, BK]
+    states [checkpoints, H, K, V], dfinal_state, dinitial_state [N, H, K, V]
+    scratch [NV, N, H, C // U, BV, BK]: S^T before each turn of U tokens of a segment of C
     scratch_removed [NV, N, H, C, BV]: a^T S_{t-1}, which the second walk reads instead of summing again
-    cu_seqlens, checkpoints_before [N + 1]
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_nh = program(NV)
@@ -209,7 +209,7 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
 
 
 def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return the gradients in the order of the inputs, each in float32 or its input's dtype."""
+    """Return dr, dw, dk, dv, da, db and dinitial_state [N, H, K, V], each in float32 or its input's dtype."""
     states, _, _, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
