@@ -1,10 +1,11 @@
 """Transposed tiles in bands, for kernels in which one program walks a head's whole sequence, 16 tokens at a time.
 
 A program has four warps. Each holds a band of 16 channels and all tokens of a chunk: [4, 16, columns], with the band as
-a batch index. Products run along those rows, so the result of one product is, in the same registers, an operand of the
-next. What all warps read, [rows, columns], goes through shared memory once (`per_band`). (In the kernels that compute
-the scores of mild chunks a band is a chunk, one for each warp.) This uses only mma instructions that every GPU since
-sm_80 has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
+a batch index. A warp's channels are the rows of its products, so the result of one product is, in the same registers,
+the left operand of the next. A right operand that all warps read, [rows, columns], goes through shared memory once
+(`per_band`). (In the kernels that compute the scores of mild chunks a band is a chunk, one for each warp.) This uses
+only mma instructions that every GPU since sm_80 has; Triton compiles wgmma wrongly for such tiles (data/tuning.md).
+The *terms* of a tile are a tuple of bfloat16 tiles that add up to it (`blocks_triton.terms`).
 """
 
 import torch
@@ -50,19 +51,19 @@ def per_band(x, N: tl.constexpr = BANDS):
 
 @triton.jit
 def per_bands(x):
-    """Repeat each term of x for each of N bands."""
+    """Repeat each term of x [rows, columns] for each of four bands, [4, rows, columns]."""
     return [per_band(term) for term in x]
 
 
 @triton.jit
 def flats(x):
-    """Return the terms of x, each `flat`."""
+    """Return the terms of x, a tuple of tiles [4, N, M] that add up to it, as [4 N, M]."""
     return [flat(term) for term in x]
 
 
 @triton.jit
 def turned(x):
-    """Transpose each term of x [N, M]."""
+    """Transpose each term of x [N, M] to [M, N]."""
     return [tl.trans(term) for term in x]
 
 
@@ -80,7 +81,7 @@ def product(a, b):
 
 @triton.jit
 def narrow_product(a, b):
-    """Return a @ b as `product` does, by two accumulators: with few columns, products would wait for each other."""
+    """Return a @ b as `product` does, by two accumulators: with few columns, products into one would be serial."""
     total = tl.dot(a[0], b[0])
     if len(a) == 2:
         total += tl.dot(a[1], b[0], tl.dot(a[0], b[1]))
@@ -98,7 +99,7 @@ def by_transpose(a, b):
 
 @triton.jit
 def load_transposed(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Load a chunk's rows of x [rows, H, D], head i_h, transposed, [BD, C]; zeros outside the sequence and the head."""
+    """Load C rows of x [rows, H, D] from `start`, head i_h, transposed, [BD, C]; zeros from row `end`, column D on."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     return tl.load(x + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D), mask=m, other=0.0)
@@ -106,7 +107,7 @@ def load_transposed(x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.
 
 @triton.jit
 def store_transposed(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Store x [4, BD / 4, C], transposed, as a chunk's rows of p [rows, H, D], head i_h."""
+    """Store x [4, BD / 4, C], transposed, as the C rows from `start`, before `end`, of p [rows, H, D], head i_h."""
     o_c, o_d = tl.arange(0, C), tl.arange(0, BD)
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
@@ -130,7 +131,7 @@ def repeat_columns(x):
 
 @triton.jit
 def joined(left, v, f):
-    """Return the parts f [4, N, 2 C], with the parts v [4, N, C] of an input in their left columns."""
+    """Return the terms f [4, N, 2 C] with the terms v [4, N, C] of an input in the columns of the mask `left`."""
     high = tl.where(left, repeat_columns(v[0]), f[0])
     if len(v) == 1:
         result = (high, tl.where(left, tl.zeros_like(f[1]), f[1]))
@@ -144,7 +145,7 @@ def joined(left, v, f):
 
 @triton.jit
 def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Return offsets and mask of a chunk's rows, transposed, twice side by side, [BD, 2 C]; a mask of the left side."""
+    """Return offsets and mask of rows as in `load_transposed`, twice side by side, [BD, 2 C]; a mask of the left C."""
     o_r, o_d = tl.arange(0, 2 * C), tl.arange(0, BD)
     o_c = o_r % C
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
@@ -153,7 +154,7 @@ def _pair(start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD
 
 @triton.jit
 def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Load a chunk's rows of x and of y [rows, H, D], head i_h, transposed, side by side, [BD, 2 C]."""
+    """Load x and y [rows, H, D], each as `load_transposed` does, side by side, [BD, 2 C]."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     if x.dtype == y.dtype:
         b_x = tl.load(tl.where(left, x, y) + o, mask=m, other=0.0)
@@ -165,7 +166,7 @@ def load_pair(x, y, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.con
 
 @triton.jit
 def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Store the left half of x [4, BD / 4, 2 C], transposed, as a chunk's rows of p [rows, H, D], the right as q's."""
+    """Store the left C columns of x [4, BD / 4, 2 C] in p, the right in q [rows, H, D], as `store_transposed` does."""
     o, m, left = _pair(start, end, i_h, H, D, C, BD)
     x = flat(x)
     if p.dtype == q.dtype:
@@ -183,8 +184,8 @@ def clamped_decay(b_w):
 
 @triton.jit
 def decays_to_ends(b_w, C: tl.constexpr):
-    """Return log decays [4, N, 2 C], from the chunk's beginning to each read and, beside, from each key to the chunk's
-    end, and those of the whole chunk, [4 N]. b_w [4, N, C]: finite natural-log decays, in bands."""
+    """Return log decays [4, N, 2 C], over the tokens before each token (left C columns) and after it (right), and
+    those of the whole chunk, [4 N]. b_w [4, N, C]: finite natural-log decays, in bands."""
     t, o_i = tl.arange(0, C)[:, None], tl.arange(0, 2 * C)
     i = (o_i % C)[None, :]
     between = tl.where((o_i < C)[None, :], t < i, t > i)
@@ -207,14 +208,14 @@ def column(x, at: tl.constexpr):
 
 @triton.jit
 def power_of_two(largest):
-    """Return the reciprocal of the largest power of two not above float32 `largest`, and that power, as in `scaled`."""
+    """Return 1 / p and p, the largest power of two not above float32 `largest`, but from 2^-119 to 2^119 (`scaled`)."""
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
 def launch_options(kernel: str, r) -> dict:
-    """Return the keyword arguments of every kernel in bands: sizes, and its launch row's options. r [B, T, H, K]."""
+    """Return the keyword arguments of a kernel in bands: sizes, and the options of its launch row. r [B, T, H, K]."""
     launch = TABLE[kernel, width(r.element_size())]
     return dict(
         H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
@@ -223,13 +224,13 @@ def launch_options(kernel: str, r) -> dict:
 
 
 def takes_gluon(rows, others) -> bool:
-    """Return whether kernels in Gluon compute a call. rows: its tensors [B, T, H, *]; others: all else they address."""
+    """Whether Gluon kernels can compute a call. rows: its tensors [B, T, H, *]; others: all else that they address."""
     fits = all(x.shape[-1] == CHANNELS and x.dtype == torch.bfloat16 for x in rows)
     return fits and runs_gluon(*rows, *others)
 
 
 class Parts:
-    """How a call's sequences are cut into chunks, and into parts of L chunks, each of which one program walks.
+    """The cut of a call's sequences into chunks of 16 tokens, and into parts of L chunks, which one program walks each.
 
     A part is a whole sequence where sequences are not packed and have more than 128 heads together, about one for each
     multiprocessor of an H200. Otherwise there are as many parts as fill a GPU. N, chunks, parts: numbers of sequences,
@@ -259,7 +260,7 @@ class Parts:
         self.several = self.parts > self.N
 
     def lines(self, elements: int) -> int:
-        """Return the float32 elements that hold so many stored ones: float16 ones for 16-bit inputs, else float32."""
+        """Return how many float32 elements hold `elements` of stored states, float16 or float32 as the inputs."""
         return cdiv(elements * self.stored.itemsize, 4)
 
     def capacity(self, tokens: int) -> int:

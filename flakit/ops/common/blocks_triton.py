@@ -13,18 +13,15 @@ from .kernel_triton import launched
 INTERPRETED = tl.constexpr(interpreted())
 
 LENGTHS = "T", "L", "N", "tokens", "chunks", "parts", "skipped"
-"""Parameters of kernels for whose values Triton compiles no kernel of its own.
-
-It would specialize integers of 1 and multiples of 16, to learn the alignment of addresses. Here the alignment follows
-from the head sizes, which are constants.
-"""
+"""Parameters of kernels for whose values Triton compiles no kernels of their own, as it would for 1 and multiples of 16
+to learn the alignment of addresses. Here the alignment follows from the head sizes, which are constants."""
 kernel = launched(*LENGTHS)
 """Decorator of launched kernels (helpers have `triton.jit`): one compiled kernel serves every length."""
 
 
 @triton.jit
 def program(BLOCKS: tl.constexpr):
-    """Return this program's block, below BLOCKS, and the index of its sequence, head or part.
+    """Return the index of this program's block, below BLOCKS, and the index of its sequence, head or part.
 
     Both share one grid axis: the other axes end at 65535, which sequences times heads can exceed.
     """
@@ -92,7 +89,7 @@ def to_operand(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
-    """Return a @ b in float32: TF32 operands for 16-bit inputs, three TF32 products for float32 inputs."""
+    """Return a @ b in float32: one TF32 product if PRECISION is "tf32", for 16-bit inputs; three if it is "tf32x3"."""
     return tl.dot(to_operand(a, PRECISION), to_operand(b, PRECISION), input_precision=PRECISION)
 
 
@@ -156,7 +153,7 @@ def input_terms(x):
 
 @triton.jit
 def whole(x):
-    """Return the sum of the terms of x in float32."""
+    """Return the sum of the terms of x, a tuple of bfloat16 tiles (`terms`), in float32."""
     total = x[0].to(tl.float32)
     for i in tl.static_range(1, len(x)):
         total += x[i].to(tl.float32)
@@ -165,10 +162,9 @@ def whole(x):
 
 @triton.jit
 def add_products(acc, a, b, FULL: tl.constexpr = False):
-    """Return acc + a @ b of operands in terms, without the products below the precision of the longer one.
-
-    FULL: with all products: the same that b^T @ a^T has. Of float32 the smallest products come first: tensor cores
-    truncate each sum."""
+    """Return acc + a @ b of operands in terms, each a tuple of bfloat16 tiles that add up to it, without the
+    products below the precision of the longer one. FULL: with all products: the same that b^T @ a^T has. Of float32
+    the smallest products come first: tensor cores truncate each sum."""
     N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
     if N == 3:
         total = tl.zeros_like(acc)
@@ -281,7 +277,7 @@ def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
 
 @triton.jit
 def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
-    """Return acc + ones @ x of float32 x, from its first 16 bits, or all bits if ALL_BITS. ones: 0 or 1, [C, C]."""
+    """Return acc + ones @ x of float32 x [C, D], its first 16 bits, or all if ALL_BITS. ones: 0 or 1, [C, C]."""
     ones = to_bfloat16(ones.to(tl.float32))
     high, rest = _truncated(x)
     acc = tl.dot(ones, high, acc)

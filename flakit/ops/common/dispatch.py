@@ -18,7 +18,6 @@ CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FUSED_CHANNELS = 33, 64
 """The fewest and the most channels of a head that the fused kernels take."""
 
-
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # once, since torch.compile cannot trace the lookup
 
 
@@ -43,7 +42,7 @@ def interpreted_alone() -> Iterator[None]:
 
 
 def interpreted_too_late() -> bool:
-    """Whether TRITON_INTERPRET was set after `import triton`, so that its library functions are compiled ones."""
+    """Whether TRITON_INTERPRET was set after `import triton`, so that `triton.language` has compiled functions."""
     language = sys.modules.get("triton.language")
     return interpreted() and language is not None and type(language.sum).__name__ != "InterpretedFunction"
 
@@ -85,16 +84,17 @@ def fits_fused(x: Tensor, v: Tensor) -> bool:
 
 @cache
 def kernels(package: str, form: str):
-    """Import the Triton code of an operator's form on first use, so that `import flakit` works without Triton. form:
-    "chunk", "recurrent", or "fused_chunk" for heads that `fits_fused`, where the operator has such kernels."""
+    """Return the `ahead_triton.Kernels` of an operator's form, imported here, so that `import flakit` works without
+    Triton. package: "flakit.ops.rwkv6" for example. form: "chunk", "recurrent", or "fused_chunk" for heads that
+    `fits_fused`, where the operator has such kernels."""
     from .ahead_triton import Kernels
 
     return Kernels(import_module(f".{form}_triton", package))
 
 
 def check_chunk_size(chunk_size: int | None, backend: str, kernels: tuple[int, ...]) -> int:
-    """Return the chunk length, a power of two; on Triton the nearest of `kernels`; 0 for the backend's own choice.
-    Raises ValueError for any other `chunk_size`."""
+    """Return `chunk_size`, a power of two up to 256; on Triton the nearest of `kernels`, the lengths that its kernels
+    take, in ascending order; 0, the backend's own choice, for None. Raises ValueError for any other `chunk_size`."""
     if chunk_size is None:
         return 0
     whole = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)

@@ -2,7 +2,7 @@
 
 At each launch Triton computes the specialization of the arguments in Python, which takes longer than all other host
 work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signature here takes 1 and 3. New signatures
-take Triton's own path, and so do all launches while they are monitored.
+take Triton's own path, and so do all launches while Triton's launch hooks are set or `JITFunction.run` is replaced.
 """
 
 import threading
@@ -21,15 +21,14 @@ from triton.runtime.jit import JITFunction
 from .dispatch import interpreted
 
 RUN = JITFunction.run
-"""Triton's own; another function replaces it while launches are monitored."""
+"""Triton's own launch function; a tool that monitors launches replaces it in `JITFunction`."""
 CACHED = torch.version.hip is None
 """Whether to cache: on AMD's GPUs Triton also specializes on a tensor's size."""
 MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
-
 TURN = threading.RLock()
-"""A lock for what Triton computes in Python before LLVM compiles; `release_turn` ends it before the kernel is compiled.
+"""A lock that a thread holds while Triton translates a kernel in Python; `release_turn` releases it for LLVM's work.
 
 Threads that compile at once would share Python's global lock here, and each would finish only when all do. One at a
 time, the first kernel is with LLVM while the others wait. (Translation also sets warning filters, which threads share.)
@@ -37,14 +36,14 @@ time, the first kernel is with LLVM while the others wait. (Translation also set
 
 
 def release_turn() -> None:
-    """Release `TURN` if this thread holds it."""
+    """Release `TURN`, the lock on translating kernels in Python, if this thread holds it."""
     with suppress(RuntimeError):
         TURN.release()
 
 
 class Translated:
-    """Base class of Triton's kernel sources that release `TURN` once translated to Triton's own code, and build the
-    kernel's launcher while LLVM compiles the kernel."""
+    """Mixin for Triton's kernel sources. Once a kernel is translated to Triton's IR, it releases `TURN` and starts the
+    thread `launcher`, which builds the C function that launches the kernel while LLVM compiles the kernel."""
 
     launcher: threading.Thread | None = None
 
@@ -56,8 +55,8 @@ class Translated:
         return module
 
     def _build_launcher(self) -> None:
-        """Put the launcher into Triton's cache. Triton 3.6 launches each kernel with a C function of its own, which
-        takes gcc a quarter of a second. Errors, at the latest for want of metadata, are the launch's to raise."""
+        """Put the kernel's launcher into Triton's cache: a C function, for which gcc takes a quarter of a second. Then
+        Triton's constructor fails, since the kernel has no metadata yet. The launch raises errors that matter."""
         with suppress(Exception):
             driver.active.launcher_cls(self, None)
 
@@ -68,7 +67,7 @@ class _Source(Translated, ASTSource):
 
 class Kernel(JITFunction):
     """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`. grid: programs along 1 to 3
-    axes."""
+    axes. SOURCE: the class of Triton that holds the function's source and translates it."""
 
     SOURCE: type[ASTSource] = _Source
 
@@ -135,8 +134,8 @@ def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
 def runs_gluon(*tensors: Tensor) -> bool:
     """Whether kernels in Gluon, Triton's language of explicit layouts, can be launched on these tensors.
 
-    They are written for Hopper GPUs and for addresses that are multiples of 16. Tools that rewrite kernels do not know
-    Gluon; the function that they set as `JITFunction.run` has the attribute `rewrites`.
+    They are written for Hopper GPUs and for addresses that are multiples of 16. A tool that rewrites kernels does not
+    know Gluon; while one is active, `JITFunction.run` has the attribute `rewrites`, and the result is False.
     """
     x = tensors[0]
     return (
@@ -155,7 +154,7 @@ def _has_gluon(device: int) -> bool:
 
 
 def launched(*do_not_specialize: str):
-    """Return the decorator of launched kernels; `do_not_specialize` as in `triton.jit`."""
+    """Return the decorator that makes a `Kernel` (interpreted: `triton.jit`), not specialized on these arguments."""
     if interpreted():
         return triton.jit(do_not_specialize=do_not_specialize)
     return partial(Kernel, do_not_specialize=do_not_specialize)

@@ -1,8 +1,8 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes only seconds.
 
-A row's key is a kernel and whether the inputs are 16-bit; "gsa128" is GSA with more than 64 slots, all in registers.
-ROWS were tuned on an H200 (sm_90). Rows that `flakit tune` finds on another device are stored in a separate file,
-rows/sm_89.json and the like, and replace them there. `rows_for` returns the rows of a device.
+A row's key is (kernel, width): the width of the inputs is "16-bit" or "float32". "gsa128" is GSA with more than 64
+slots, all of which a program holds in registers. ROWS were tuned on an H200 (sm_90). Rows that `flakit tune` finds on
+another device are stored in a separate file, rows/sm_89.json and the like, and replace ROWS there (`rows_for`).
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 
 
 class Launch(NamedTuple):
-    """The launch parameters of one kernel for one width of inputs, a row of the table."""
+    """A row of the launch table: one kernel's launch parameters for 16-bit or for float32 inputs."""
 
     BK: int
     """Largest block of key channels of a program; a smaller K takes the next power of two, at least 16."""
@@ -26,17 +26,18 @@ class Launch(NamedTuple):
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
-    """Limit of registers a thread, where fewer let more programs run at once."""
+    """Limit of registers a thread, where fewer let more programs run at once; None: the compiler's choice."""
 
 
 CHUNK_SIZE = 32
-"""Default tokens a chunk, except where long chunks apply."""
+"""Default chunk length in tokens, where neither LONG_CHUNK_SIZE nor SHORT_CHUNK_SIZE applies."""
 
 LONG_CHUNK_SIZE = 64
-"""Default for GSA in bfloat16 with 33 to 64 slots, the sizes of models, and for the stream of RWKV6's parts."""
+"""Default chunk length of GSA in bfloat16 with 33 to 64 slots, as models have, and of RWKV6 in bfloat16 where K and V
+are 33 to 64; there only `stream_kernel` uses it, to compute the state entering each part of a sequence."""
 
 SHORT_CHUNK_SIZE = 16
-"""Default for RWKV7 in float32, whose work inside chunks grows faster with their length than the rest shrinks."""
+"""Default chunk length of RWKV7 in float32: its work inside chunks grows faster with them than the rest shrinks."""
 
 NARROWEST = 64
 """Least columns of product operands in long chunks. Their 64 rows select Hopper's wgmma, which reads 16-bit tiles in
@@ -49,20 +50,17 @@ TOGETHER = 2
 """Tokens whose rows a recurrent kernel loads at once, to wait for memory only once; divides CHECKPOINT."""
 
 FULL_GPU = 512
-"""Sequential programs that fill a GPU: about four a multiprocessor."""
+"""Programs that fill a GPU where each walks its chunks one by one: about four a multiprocessor of an H200."""
 
 SHORTEST_PART = 16
 """Chunks in the shortest part that `stream_kernel` walks; cutting sequences finer costs more than it gains."""
 
 SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
-"""Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row.
-
-A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like.
-"""
+"""Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row:
+A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like."""
 
 RUN_ON = {90: "an NVIDIA H200"}
-"""Devices on which ROWS were run, and not only compiled."""
-
+"""Devices on which ROWS were run, and not only compiled, by compute capability."""
 
 ROWS = {
     ("scan", "16-bit"): Launch(1, 1024, 4, 1),
@@ -157,7 +155,7 @@ ROWS = {
 
 
 class Table(dict):
-    """Launch rows by (kernel, width). `table[key]` is the row for this machine's GPUs; all else sees built-in rows."""
+    """Built-in launch rows by (kernel, width). `table[key]`, and no other method, prefers rows tuned for this GPU."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Launch]):
         super().__init__(rows)
@@ -200,20 +198,19 @@ def width(itemsize: int) -> str:
 
 
 def cdiv(size: int, part: int) -> int:
-    """Return size / part, rounded up: `triton.cdiv` takes 5 microseconds, and a call needs 60 of them."""
+    """Return size / part, rounded up. `triton.cdiv` takes 5 microseconds, and an operator call divides 60 times."""
     return -(-size // part)
 
 
 def block(size: int, limit: int) -> int:
-    """Return the block that covers an axis: the next power of two, at least 16 (for tensor cores), at most limit."""
+    """Return the block length for an axis: `size` rounded up to a power of two from 16 (tensor cores) to limit."""
     return min(max(16, 1 << (size - 1).bit_length()), limit)
 
 
 def elements(size: int, rows: int, limit: int) -> int:
-    """Return the elements that one program of a scan carries, of `rows` states of `size` elements each.
-
-    Few states are split finer: a scan is bound by load latency, which about two programs a multiprocessor hide.
-    """
+    """Return how many elements of a state one program of `scan_kernel` carries, at most limit, for `rows` states of
+    `size` elements each. Few states are split finer, down to 256 elements: a scan is bound by load latency, which about
+    two programs a multiprocessor hide."""
     BE = limit
     while BE > 256 and -(-size // BE) * rows < 256:
         BE //= 2
@@ -246,13 +243,13 @@ def chips() -> list[Chip]:
 
 
 def rows_file(capability: int) -> Path:
-    """Return the path of the rows tuned on a device, in FLAKIT_ROWS or beside this module. capability: 90 for sm_90."""
+    """Return the path of a device's tuned rows, in $FLAKIT_ROWS or rows/ beside this file. capability: 90 for sm_90."""
     folder = os.environ.get("FLAKIT_ROWS")
     return (Path(folder) if folder else Path(__file__).with_name("rows")) / f"sm_{capability}.json"
 
 
 def read_rows(path: Path) -> tuple[dict, dict[tuple[str, str], Launch]]:
-    """Return the provenance and the rows of a file that `flakit tune` wrote; both empty if there is no file.
+    """Return the "meta" (device, date, command, …) and the rows of a file of `flakit tune`; both empty without a file.
 
     Raises ValueError with the file, the row, the expected value and the actual one.
     """
@@ -289,6 +286,6 @@ def rows_for(chip: Chip) -> dict[tuple[str, str], Launch]:
 
 @cache
 def _rows_here() -> dict[tuple[str, str], Launch]:
-    """Return the rows for this machine's GPUs, {} if they differ in capability: the built-in rows fit all."""
+    """Return the tuned rows for this machine's GPUs, {} if these differ in capability: the built-in rows fit all."""
     here = chips()
     return rows_for(here[0]) if len(here) == 1 else {}

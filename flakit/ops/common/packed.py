@@ -11,14 +11,15 @@ State = Tensor | tuple[Tensor, ...]
 
 
 class Bucket(NamedTuple):
-    """n of the N sequences as one batch, each padded to the longest of them, of L tokens."""
+    """n of the N sequences as one batch, each padded to the longest of them, of L tokens. members [n]: their indices.
+    tokens [n, L]: the row in the packed batch of each token. filled [n, L]: False for padding."""
 
-    members: Tensor  # [n], indices of the sequences
-    tokens: Tensor  # [n, L], index of each row in the packed sequence
-    filled: Tensor  # [n, L], False for padding
+    members: Tensor
+    tokens: Tensor
+    filled: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the bucket's rows [n, L, ...] of x [1, T, ...]. Padding is zero: log decay 0, no read, no write."""
+        """Return the bucket's rows [n, L, ...] of x [1, T, ...]. Padding is 0, also its log decay: no state changes."""
         return x[0, self.tokens].masked_fill_(~self.filled.view(*self.filled.shape, *[1] * (x.ndim - 2)), 0)
 
     def states(self, x: State | None) -> State | None:

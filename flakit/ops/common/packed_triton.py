@@ -28,15 +28,14 @@ def layout_kernel(
     cu_seqlens, layout, N, T, steps, tokens_0, least_0, capacity_0, tokens_1, least_1, capacity_1,
     tokens_2, least_2, capacity_2, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check the offsets cu_seqlens [N + 1] and cut the sequences into pieces of one size or several.
+    """Check the offsets cu_seqlens [N + 1] of T rows and cut the sequences into pieces of tokens_i tokens, i = 0, 1, 2.
 
     layout: one int32 buffer. First [N + 2]: cu_seqlens if valid, else zeros, then 1 if they were invalid, else 0. Then
-    for each size, in tokens: the number of pieces before each sequence [N + 1], and the sequence of each piece
-    [capacity]. All begin at multiples of 4. A sequence has at least `least` pieces; unused slots belong to the last
-    sequence.
+    for each i: the number of pieces before each sequence [N + 1], and the sequence of each piece [capacity_i]. All
+    begin at multiples of 4 elements. A sequence has at least least_i pieces; unused slots belong to the last sequence.
 
-    Each size has its own programs, one for each BLOCK of its capacity. Every program checks the offsets and computes
-    all N + 1 counts, so that none waits for another, then bisects them, in `steps`, for each of its slots.
+    Each i has its own programs, one for each BLOCK slots; none if capacity_i is 0. Every program checks the offsets and
+    computes all N + 1 counts, so that none waits for another, then bisects them, in `steps` steps, for its slots.
     """
     o, i = tl.arange(0, BLOCK), tl.program_id(0)
     invalid = ((tl.load(cu_seqlens) != 0) | (tl.load(cu_seqlens + N) > T)).to(tl.int32)
@@ -102,8 +101,8 @@ def close_kernel(
 ):  # fmt: skip
     """Write zeros into the rows past the last offset; if offsets were invalid, NaN into all rows and whole tensors.
 
-    offsets [N + 2]: from `layout_kernel`, the last says whether they are invalid. rows_i [T, width_i] or None, whole_i
-    [size_i] or None.
+    offsets [N + 2]: from `layout_kernel`, the last is 1 if they were invalid. rows_i [T, width_i] and whole_i
+    [size_i]: contiguous, or None.
     """
     last, invalid = tl.load(offsets + N).to(tl.int64), tl.load(offsets + N + 1)
     T = tl.cast(T, tl.int64)
@@ -140,8 +139,8 @@ class Pieces(NamedTuple):
 
 
 class Packing:
-    """N sequences packed into T rows, for the kernels of one call. Offsets stay on the device. Each layout is launched
-    once, by a forward for its backward too. `saved_shapes` needs sizes alone and launches nothing."""
+    """N sequences packed into T rows, for the kernels of one call. Offsets stay on the device. `layout_kernel` computes
+    a layout once, for a forward and its backward, and not before `offsets` or `pieces` is read."""
 
     def __init__(self, cu_seqlens: Tensor, T: int):
         self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1

@@ -28,8 +28,8 @@ normal number."""
 
 @triton.jit
 def within(first, end, C: tl.constexpr):
-    """Return the mask first_i <= j < end_i, [C, C], in two instructions an element; a mask can cost as a product
-    does."""
+    """Return the mask first_i <= j < end_i, [C, C], in two instructions an element; a mask can cost as much
+    as a product."""
     o_c = tl.arange(0, C)
     return (o_c[None, :] - first[:, None]).to(tl.uint32) < (end - first)[:, None].to(tl.uint32)
 
@@ -83,7 +83,8 @@ def same_block(C: tl.constexpr):
 
 @triton.jit
 def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
-    """Return the log decays of reads and of keys from the middles of blocks of B rows, [C, BK] each, of b_w [C, BK]."""
+    """Return log decays (read, key), [C, BK] each, about the middles of blocks of B rows: read_i + key_j is the log
+    decay strictly between rows j < i of a block. b_w [C, BK]: log decays."""
     o_c = tl.arange(0, C)
     middle = o_c // B * B + B // 2
     second = o_c >= middle
@@ -94,7 +95,7 @@ def about_middles(b_w, B: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def about_blocks(b_w, C: tl.constexpr):
-    """Return `about_middles` of blocks of `BLOCK` rows, and whether all are mild, so that their factors fit float32."""
+    """Return `about_middles` of blocks of `BLOCK` rows, and whether all are mild: their exponentials fit float32."""
     read, key = about_middles(b_w, BLOCK, C)
     margin = tl.minimum(-tl.maximum(tl.abs(read), tl.abs(key)) - MILD_HALF, b_w.to(tl.float32) - BLOCK_TOKEN)
     return read, key, tl.min(margin) > 0
@@ -162,7 +163,7 @@ def pair_grads(b_q, b_k, b_w, pairs, C: tl.constexpr, LEVELS: tl.constexpr, SCAL
 
 @triton.jit
 def level_tokens(o, level, READS: tl.constexpr, C: tl.constexpr):
-    """Return the tokens of a dyadic level's right halves (READS) or left halves, at indices o: of C / 2, then again."""
+    """Return entries o of a list: the C / 2 tokens in a dyadic level's right halves (READS) or left ones, twice."""
     h = o % (C // 2)
     return (((h >> level) * 2 + READS) << level) + (h & ((1 << level) - 1))
 

@@ -1,7 +1,7 @@
 """The plan of a chunked call in Triton: sizes, the partition into chunks, the storage of states, and the launches that
 compute the state entering each chunk (`stream_triton`).
 
-A chunk is mild if its decays fit float32 about its middle row (`tiles_triton`); kernels have a faster path for these.
+A chunk is mild if e^(its decays relative to its middle row) fits float32 (`tiles_triton`): kernels have a faster path.
 """
 
 from functools import cached_property, lru_cache
@@ -29,8 +29,8 @@ from .stream_triton import scan_kernel, stream_kernel
 
 
 class Stored(NamedTuple):
-    """The stored states of all chunks, [chunks, H, K, V]; where they are 16-bit, also the scales of their rows, and
-    those of the states at the middles of chunks, [chunks, H, NV, K] each, flat."""
+    """The states entering all chunks. In float32: [chunks, H, K, V]. In float16: flat, with the scales of their rows
+    and mild_scales, those of the states decayed to the chunks' middles, flat [chunks, H, NV, K] each."""
 
     states: torch.Tensor
     scales: torch.Tensor | None
@@ -40,8 +40,10 @@ class Stored(NamedTuple):
 class ChunkPlan:
     """What all launches of a call share: sizes, positions of chunks, precision, and rows of the launch table.
 
-    op: prefix of its rows in the launch table; x: a sequence [B, T, H, rows]; V: columns of the state [rows, V]. flags:
-    how many numbers say whether a chunk of a head is mild; 0: one for each block of K.
+    op: prefix of its rows in the launch table, "rwkv6" for example. x: a sequence [B, T, H, rows]; V: columns of the
+    state [rows, V]. chunk_size: 0 for the default. flags: how many numbers say whether a chunk of a head is mild; 0:
+    one for each block of K. Attributes: N, chunks: numbers of sequences and chunks (packed: an upper bound of these);
+    C: the chunk length; scaled: states are stored in float16 with row scales; empty(shape): allocates float32.
     """
 
     blocks = False
@@ -63,7 +65,7 @@ class ChunkPlan:
 
     @cached_property
     def at_once(self) -> int:
-        """How many chunks and heads a program of the dyadic path checks by one load, as few or none may be its own."""
+        """How many (chunk, head) pairs a program for chunks that are not mild visits, with one load of their flags."""
         enough = self.chunks * self.H // (2 * FULL_GPU)
         return min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
 
@@ -77,26 +79,26 @@ class ChunkPlan:
         return chunks.sequence, self.packing.offsets, chunks.before, self.T
 
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
-        """Return every kernel's keyword arguments, and the numbers of blocks along K and V (default: the state's)."""
+        """Return the keyword arguments of a kernel, and its numbers of blocks along K and V (default: the state's)."""
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
         common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None, self.precision)
         return dict(common), *blocks
 
     def paths(self, kernel: str):
-        """Yield the launches of a kernel that works inside chunks, mild, then dyadic: (arguments, blocks along V)."""
+        """Yield (keyword arguments, blocks along V) of two launches: for mild chunks (16-bit inputs) and others."""
         for path in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
             common, _, NV = self.sizes(f"{kernel}.{path}")
             yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(path == "mild")), NV
 
     def stored_shape(self, V: int) -> tuple[int, ...]:
-        """Return the shape of the float32 tensor that stores the state entering every chunk, whatever the offsets."""
+        """Return the shape of the float32 tensor that stores the states entering all chunks: flat where `scaled`."""
         if not self.scaled:
             return self.chunks, self.H, self.rows, V
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         return (2 * _whole_lines(self._scales(V)) + states,)
 
     def _scales(self, V: int) -> int:
-        """Return the number of row scales of 16-bit states, one for each row and block along V, excluding middles'."""
+        """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
         return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
 
     def allocate_states(self, V: int) -> torch.Tensor:
@@ -123,8 +125,7 @@ class ChunkPlan:
         return Stored(states.view(torch.float16), own, mild)
 
     def flattened(self, args, mild: bool) -> list:
-        """Return a kernel's arguments, each `Stored` as its states and scales, if `mild` the scales at chunks'
-        middles."""
+        """Return args with each `Stored` replaced by its states and its scales (mild: its mild_scales)."""
         flat = []
         for x in args:
             if type(x) is Stored:
@@ -137,19 +138,19 @@ class ChunkPlan:
         return self.N, self.H, self.rows, self.columns
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None):
-        """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild (reverse:
-        None).
+        """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild, int32
+        [chunks, H, NK] (reverse: None). The states share one tensor of `stored_shape`, which `unpacked` splits.
 
-        The states share one tensor of `stored_shape`, which `unpacked` splits.
-
-        x [B, T, G H, K] and y [B, T, G H, V] write into the states, G heads into each; V may differ from the plan's.
-        inclusive: in reverse, a read decays by its own token's w too.
+        x [B, T, G H, K] and y [B, T, G H, V] add x^T y, with decays, to the states, G heads to each; V may differ from
+        the plan's. w [B, T, H, K]: natural-log decays. scale: factor of x in reverse. inclusive: in reverse, x decays
+        by its own token's w too.
         first, last [N, H, K, V]: initial state (None: zeros) and output for the final one (None: not stored). first may
         also be a function of this call's affine map: it receives the factor [N, H, K] and the list of final states of
         zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
         launch, and a tensor for each is returned.
-        remainders: float16 output [chunks, H, K, V], the rounding errors of the first 16-bit states (`store_state`).
+        remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
+        (`store_state`).
         """
         inputs = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in inputs]
@@ -192,8 +193,8 @@ class ChunkPlan:
     def parts(self, programs):
         """Return the number of chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.
 
-        programs: how many walk one part. Sequences stay whole where these fill a GPU. A packed batch is always cut,
-        since its sequences may differ in length.
+        programs: how many walk one part. Sequences stay whole where those of all sequences fill a GPU. A packed batch
+        is always cut, since its sequences may differ in length.
         """
         enough = FULL_GPU // 2 if self.scaled else FULL_GPU  # a scaled program holds a state twice as large
         if self.packing is None and self.N * programs >= enough:
@@ -205,7 +206,7 @@ class ChunkPlan:
         return L, self.packing.capacity(self.C * L), True
 
     def request_layout(self, *columns: int) -> None:
-        """Request the pieces that `states` with these numbers of columns needs, before an earlier launch needs some."""
+        """Request the pieces that `states` of so many columns will need, to be laid out with those needed earlier."""
         if self.packing is not None:
             self.parts(sum(NK * NV for _, NK, NV in (self.sizes("stream", V) for V in columns)) * self.H)
 
@@ -213,7 +214,8 @@ class ChunkPlan:
         """Start to compute the state entering each part, [parts, H, K, V] (reverse: the gradient of the state leaving
         it); return a function that returns it, and may wait for `first`.
 
-        tokens: of a part, a multiple of every chunk length. Other arguments as of `states`."""
+        parts: their number. sequence_of_part [parts], parts_before [N + 1]: as in `positions_triton`. tokens: of a
+        part, a multiple of every chunk length. Other arguments as of `states`."""
         common, NK, NV = self.sizes("stream")
         common |= dict(
             G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, BLOCKS=False, OTHER_V=0, OTHER_BV=1,
@@ -227,8 +229,8 @@ class ChunkPlan:
 
     def _start_parts(self, inputs, w, scale, parts, where, grid, common):
         """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
-        that waits for `first` and returns a list of [parts, H, K, V]. grid, common: of the launch; others as in
-        `start_parts`."""
+        that waits for `first` and returns a list of [parts, H, K, V]. where, grid, common: positions, grid and keyword
+        arguments of `stream_kernel`; others as in `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
@@ -256,7 +258,8 @@ class ChunkPlan:
 
     def _scan(self, written, decay, first, last, parts, parts_before, reverse):
         """Replace what each part writes, [parts, H, K, V], by the state entering it. decay: e^{total} [parts, H, K].
-        first, last [N, H, K, V]: the initial states and the output for the final ones, or None."""
+        first, last [N, H, K, V]: the initial states and the output for the final ones, or None. parts: of one sequence
+        or, packed, parts_before [N + 1] instead."""
         V = written.shape[-1]
         launch = TABLE["scan", self.width]
         BE = elements(self.rows * V, self.N * self.H, launch.BV)
@@ -268,7 +271,7 @@ class ChunkPlan:
 
 
 def _pair(streams: list[tuple]) -> tuple:
-    """Return `stream_kernel`'s arguments for one stream or two."""
+    """Return `stream_kernel`'s first arguments for one state, with None for the second, or for two."""
     return (*streams[0], *(streams[1] if len(streams) > 1 else (None,) * len(streams[0])))
 
 
@@ -278,7 +281,7 @@ def block_of(C: int, size: int, limit: int) -> int:
 
 
 def _whole_lines(count: int) -> int:
-    """Round a number of float32 elements up to whole cache lines."""
+    """Round a number of float32 elements up to whole cache lines of 128 bytes."""
     return cdiv(count, 32) * 32
 
 

@@ -5,10 +5,10 @@ rows of the next turn load while a program computes with those of the current on
 0, which changes neither a state nor its gradient.
 
 The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
-CHECKPOINT tokens. From there the backward walks a segment twice: first forward, writing the state before every turn to
-a scratch buffer; then turn by turn in reverse, with the states within a turn in registers. The scratch buffer has the
-key channels (in GSA the slots) last, which gives a thread four consecutive ones: what a row of keys holds then reaches
-the threads by shuffles, without shared memory and its barriers.
+CHECKPOINT tokens. The backward walks these tokens from there twice: first forward, writing the state before every turn
+to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers. The scratch buffer has
+the key channels (in GSA the slots) last, which gives a thread four consecutive ones: what a row of keys holds then
+reaches the threads by shuffles, without shared memory and its barriers.
 """
 
 from functools import lru_cache
@@ -31,7 +31,8 @@ def load_turn(
     U: tl.constexpr,
 ):  # fmt: skip
     """Issue the loads of tokens t … t + U - 1 of a sequence. Return a tuple for each token: [1, BK] from each of `keys`
-    [rows, K], then [BV, 1] from each of `values` [rows, V]; zeros outside the sequence."""
+    [rows, H, K], then [BV, 1] from each of `values` [rows, H, V]; zeros outside the sequence. start, length: its first
+    row, its tokens. o_k, m_k [BK], o_v, m_v [BV]: indices of channels, masks of those that exist."""
     turn = ()
     for n in tl.static_range(U):
         row, within = (start + t + n) * H + i_h, (t + n >= 0) & (t + n < length)
@@ -119,39 +120,39 @@ def _blocks_and_options(launch: Launch, K: int, V: int) -> tuple[int, int, int, 
 
 
 def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple[int, int, int, int]:
-    """Return the shape of the states stored every CHECKPOINT tokens; it does not depend on the offsets' values."""
+    """Return the shape of `checkpoints`, the states before every CHECKPOINT tokens, whatever the packing's offsets."""
     B, T, H, K = x.shape
     count = B * -(-T // CHECKPOINT) if packing is None else packing.capacity(CHECKPOINT)
     return count, H, K, V
 
 
 def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tensor:
-    """Allocate the states stored every CHECKPOINT tokens, float32 [checkpoints, H, K, V]; zeros if packed."""
+    """Allocate states for every CHECKPOINT tokens of x [B, T, H, K]: float32 [checkpoints, H, K, V], 0 if packed."""
     # A packed batch may fill fewer than are allocated, and an operator's output must not be uninitialized.
     allocate = x.new_empty if packing is None else x.new_zeros
     return allocate(checkpoints_shape(x, V, packing), dtype=torch.float32)
 
 
 def tokens_per_turn(T: int, queries: int = 1) -> int:
-    """Return the tokens a turn: 1 for a decode step; fewer with several queries a token, whose rows load together."""
+    """Return how many tokens a program loads at once: 1 for a decode step; fewer with several queries a token."""
     return 1 if T == 1 else max(1, TOGETHER // queries)
 
 
 def new_shares(blocks: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Allocate partial gradients of inputs, [blocks, ...] in float32, or whole ones in an input's dtype if there is one
-    block."""
+    """Allocate a gradient of each input from each block of a state, [blocks, ...] in float32; for a single block, of
+    the input's own shape and dtype."""
     if blocks == 1:
         return [torch.empty_like(x) for x in inputs]
     return [x.new_empty(blocks, *x.shape, dtype=torch.float32) for x in inputs]
 
 
 def sum_blocks(blocks: int, shares: torch.Tensor) -> torch.Tensor:
-    """Sum the partial gradients that `new_shares` allocated."""
+    """Return the gradient [...] of an input: the sum over blocks of the partial ones from `new_shares`."""
     return shares if blocks == 1 else shares.sum(0)
 
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:
-    """Return the number of sequences and, for `locate_sequence`, cu_seqlens and checkpoints_before, or both None."""
+    """Return N and, for `locate_sequence`, (cu_seqlens, checkpoints_before), [N + 1] each, or Nones if not packed."""
     if packing is None:
         return x.shape[0], (None, None)
     before = packing.pieces(CHECKPOINT).before

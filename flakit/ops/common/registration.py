@@ -1,8 +1,7 @@
-"""Registers an operator with PyTorch: two custom operators (forward, backward), their fakes, and autograd.
+"""Registers an operator with PyTorch: two custom operators (forward, backward), their fake kernels, and autograd.
 
-The three operators differ in their tensors, in the parts of their state and in the tensors saved for the backward; all
-else about registration is here. An operator's `api.py` checks the arguments of users, creates one `Registered` and
-calls it.
+An operator's `api.py` checks the arguments of users, creates one `Registered`, with the few things in which operators
+differ, and calls it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +20,15 @@ class Registered:
 
     package: the operator's package, with `chunk_triton`, `recurrent_triton`, `chunk_torch` and `reference`.
     sequences: arguments with a time axis, [B, T, ...]; weights: the others with a gradient. Implementations take them
-    in this order, sequences first. decay: the one that is the log decay.
+    in this order, sequences first. decay: the name of the one that is the natural-log decay, <= 0.
     states: the parts of the state; a single part is passed as a tensor, several as a tuple.
     saved: the number of tensors that the kernels' forward saves for their backward.
-    fused: whether the package has `fused_chunk_triton` for the heads that `fits_fused`.
+    fused: whether the package has `fused_chunk_triton` for the heads that `fits_fused` accepts.
     shapes: function of the sequences, weights and the number of sequences N that returns (o's shape, the state parts').
-    linear_map: the linear map of a slice on the state, for sequences over several processes.
+    linear_map: how `ranks` computes and applies M, where a slice of a sequence takes the state S to M S + N.
 
-    Functions of the Triton modules, which receive contiguous tensors only:
+    Functions of the Triton modules, which receive contiguous tensors only (keep: save for a backward; do, dfinal_state:
+    gradients of o and of the final state, which may be None):
         forward(*tensors, scale, initial_state, output_final_state, cu_seqlens, chunk_size, keep)
             -> o, the final state or None, the saved tensors or None, followed by the `Packing` of packed sequences
         backward(*tensors, scale, initial_state, cu_seqlens, chunk_size, saved, do, dfinal_state)
@@ -86,8 +86,9 @@ class Registered:
     def __call__(
         self, tensors, states, cu_seqlens, cu_seqlens_cpu, scale, form, backend, chunk_size, output_final_state, over
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """Run the operator; return o and the parts of the final state, None unless requested. over: the ranks that
-        share these sequences, or None."""
+        """Run the operator; return o and the parts of the final state, None unless requested. tensors: sequences, then
+        weights. states: parts of the initial state, or None for each. form: "chunk" or "recurrent". chunk_size: 0 for
+        the backend's choice. over: the process group and slice of a call over several ranks (`ranks`), or None."""
         if over is not None:
             settings = scale, form, backend, chunk_size, output_final_state
             return ranks.run(self, over, tensors, states, cu_seqlens, cu_seqlens_cpu, *settings)
@@ -110,7 +111,7 @@ class Registered:
         return args[:n], self.whole(args[n : n + m]), args[n + m], args[n + m + 1 :]
 
     def whole(self, parts):
-        """Return the state of these parts: None if they are None, the first part if it is a function of the state."""
+        """Return the state with these parts, a tuple or the only part; parts[0] if that is None or a function."""
         single = parts[0] is None or callable(parts[0]) or len(self.states) == 1
         return parts[0] if single else tuple(parts)
 
@@ -121,7 +122,7 @@ class Registered:
         return (state,) if len(self.states) == 1 else tuple(state)
 
     def run_forward(self, *args):
-        """Return o, the final state's parts (empty unless requested), the saved tensors (empty unless `keep`)."""
+        """Return the forward operator's results: o, the final state's parts, saved tensors; [0] where not requested."""
         tensors, state, cu_seqlens, rest = self._split(args)
         o, final, saved = self._compute(tensors, state, cu_seqlens, *rest)
         final = final or [o.new_empty(0) for _ in self.states]
@@ -172,11 +173,11 @@ class Registered:
         return kernels(self.package, form)
 
     def accepts_functions(self, form: str, backend: str, tensors) -> bool:
-        """Whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels`)."""
+        """Whether a state, or the gradient of one, may be a function (`ahead_triton.Kernels.accepts_functions`)."""
         return backend == "triton" and self._kernels(form, tensors).accepts_functions
 
     def check_values(self, tensors, states, cu_seqlens):
-        """Check the decays and, under `checked()`, that all is finite; raises ValueError. states: initial parts."""
+        """Raise ValueError unless decays are <= 0 and, under `checked()`, all else is finite. states: initial parts."""
         name, at = self.decay
         check.check_decay(name, tensors[at], cu_seqlens)
         if not check.is_checked():
@@ -189,7 +190,7 @@ class Registered:
                 check.check_finite("initial_state" if len(states) == 1 else f"initial_state[{i}]", x)
 
     def run_backward(self, *args):
-        """Return the gradients of the tensors and of the state's parts (empty without a state), in their dtypes."""
+        """Return the backward operator's results: gradients of tensors and of the state's parts ([0] without one)."""
         grads = self._gradients(*args)
         missing = len(self.tensors) + len(self.states) - len(grads)
         wide = torch.promote_types(grads[0].dtype, torch.float32)
@@ -244,7 +245,7 @@ class Registered:
         *ctx.settings, ctx.wants_final, _ = inputs[n + 1 :]
 
     def _run_directly(self, ctx, *args):
-        """Return o and the final state's parts, if requested; save what `_save` saves for the backward."""
+        """Run without the custom operator: return o, and final parts if requested; save in ctx for the backward."""
         tensors, state, cu_seqlens, rest = self._split(args)
         o, final, saved = self._compute(tensors, state, cu_seqlens, *rest)
         saved, ctx.packing = (saved[: self.n_saved], saved[self.n_saved :]) if saved else ((None,) * self.n_saved, ())
