@@ -12,7 +12,7 @@ from ..common.registration import Registered, plain_eager
 from .abc import slots_and_gates
 
 CHUNK_SIZES = (32, 64)
-"""Chunk lengths of the kernels."""
+"""Chunk lengths of the kernels, in tokens."""
 
 
 class GSAOutput(NamedTuple):

@@ -39,8 +39,7 @@ sides, and all other terms, which may differ by 2^-17, contain a decay as the gr
 softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the gradient may be
 far smaller than such a difference: there each term carries its own decay (`steep_triton`).
 
-Where tiles are reloaded instead of saved in registers, a `tl.debug_barrier` precedes: otherwise Triton merges two equal
-loads, and hoists those in a loop.
+A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton would merge equal loads, or hoist them.
 """
 
 import math
@@ -174,7 +173,7 @@ def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], .
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (first empty unless `keep`)."""
+    """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (first empty unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
@@ -200,7 +199,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk, dv, ds, dg in their inputs' dtypes and (dhk_0, dhv_0) in float32."""
+    """Return dq, dk, dv, ds, dg in their inputs' dtypes and those of the initial (hk, hv) in float32."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)

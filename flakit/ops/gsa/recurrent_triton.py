@@ -46,7 +46,7 @@ FIRST_BLOCK = 8
 """Slots that one program of the first pass computes."""
 
 HK_ELEMENTS = 8192
-"""Elements of hk that the launch table's num_warps is for; a larger hk gets more warps."""
+"""Elements of hk [BK, BM] that the launch table's num_warps is for; a larger hk gets more warps."""
 
 
 @kernel
@@ -304,7 +304,7 @@ def _blocks_and_options(launch: Launch, heads: int, K: int, V: int, M: int) -> t
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, (hk_T, hv_T) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
+    """Return o, the final (hk, hv) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
     empty = q.new_empty(0, dtype=torch.float32).new_empty
@@ -365,7 +365,7 @@ class _Passes:
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk and dv in their inputs' dtypes, ds, dg and (dhk_0, dhv_0) in float32. saved: as from `forward`."""
+    """Return dq, dk and dv in their inputs' dtypes, ds, dg and those of the initial (hk, hv) in float32."""
     passes = _Passes(q, s, g, packing)
     (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
     dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)

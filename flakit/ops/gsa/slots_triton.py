@@ -8,7 +8,7 @@ from ..common.blocks_triton import sums
 from ..common.tiles_triton import load_tile, scaled, state_pointers
 
 TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Matrices of a way to cut a chunk into blocks (`chunk_triton.sums_of_rows`), after the one of a block's middle."""
+"""Indices into `chunk_triton.sums_of_rows` of one block size: to the chunk's start, its end, (+ level) a boundary."""
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def decays(ones, n, b_g, C: tl.constexpr):
 
 @triton.jit
 def memory(states, i, there, i_d, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """Load a block of columns of memory i of states [memories, M, D] as stored, [BM, BD]; zeros unless `there`."""
+    """Load block i_d of columns of memory i of states [memories, M, D], [BM, BD], as stored; zeros unless `there`."""
     p, m = state_pointers(states, i, 0, i_d, M, D, BM, BD)
     return tl.load(p, mask=m & there, other=0.0)
 

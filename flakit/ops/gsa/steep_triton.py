@@ -1,4 +1,4 @@
-"""GSA's gradients ds and dg in steep chunks and of float32 inputs, by dyadic levels; `chunk_triton` explains them."""
+"""GSA's gradients ds and dg of steep chunks (`chunk_triton` defines them) and of float32 inputs, by dyadic levels."""
 
 import triton
 import triton.language as tl

@@ -11,7 +11,7 @@ from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered
 
 CHUNK_SIZES = (32,)
-"""Chunk lengths of the kernels, except the fused ones."""
+"""Chunk lengths of the kernels, in tokens; the kernels of `fused_chunk_triton` have 16."""
 
 
 class RWKV6Output(NamedTuple):
@@ -20,7 +20,7 @@ class RWKV6Output(NamedTuple):
     o: Tensor
     """[B, T, H, V], in the dtype of r."""
     final_state: Tensor | None
-    """[N, H, K, V], float32 (float64 for float64 inputs); None unless requested."""
+    """[N, H, K, V] of N sequences, float32 (float64 for float64 inputs); None unless requested."""
 
 
 torch.serialization.add_safe_globals([RWKV6Output])  # a saved result can be loaded with weights_only=True

@@ -76,7 +76,7 @@ def mild_output_kernel(
 
     r, k, w [B, T, H, K], v, o [B, T, H, V], u [H, K]; sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     states [chunks, H, K, V] float16, scales [chunks, H, NV, K]: a row's, times e^{mid}, for each block of V
-    mild [chunks, H, FLAGS] int32: a chunk of a head is mild if all its flags are 1
+    mild [chunks, H, FLAGS] int32: 1 throughout a mild chunk's; symbols as in the module docstring
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -120,7 +120,7 @@ def mild_value_grads_kernel(
 
     r, k, w [B, T, H, K], do, dv [B, T, H, V], u [H, K]; sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
     dstates [chunks, H, K, V] float16, dscales [chunks, H, NV, K]: times e^{total - mid}
-    mild: as in `mild_output_kernel`
+    mild, symbols: as in `mild_output_kernel`
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -170,7 +170,7 @@ def mild_key_grads_kernel(
 
     r, k, w, dr, dk, dw [B, T, H, K], v, do [B, T, H, V], u [H, K], du [chunks, H, K]: a term for each chunk
     states, dstates [chunks, H, K, V] float16, scales, dscales [chunks, H, NV, K], mild: as in `mild_output_kernel`
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -259,7 +259,7 @@ def output_kernel(
     """Compute o = A v + (scale r e^{before}) S for one chunk and block of V. In registers: A [C, C], o [C, BV].
 
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
-    Shapes as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
+    Shapes and symbols as in `mild_output_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
@@ -303,7 +303,7 @@ def value_grads_kernel(
     """Compute dv = A^T do + (k e^{after}) D for one chunk and block of V. In registers: A^T [C, C], dv [C, BV].
 
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
-    Shapes as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
+    Shapes and symbols as in `mild_value_grads_kernel`; with float32 inputs, dstates are float32 and dscales None.
     """
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_v, i_g = program(BLOCKS)
@@ -361,7 +361,7 @@ def key_grads_kernel(
 
     pairs: terms of two tokens of the chunk, and of a token with itself; dq^S, dk^D: the terms with S and D alone.
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
-    Shapes as in `mild_key_grads_kernel`; with float32 inputs, states are float32 and scales None.
+    Shapes and symbols as in `mild_key_grads_kernel`; with float32 inputs, states are float32 and scales None.
     """
     BLOCKS: tl.constexpr = (K + BK - 1) // BK
     i_k, i_g = program(BLOCKS)
@@ -450,7 +450,7 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`; keep is unused."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     saved, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)

@@ -1,16 +1,15 @@
 """RWKV6 in chunks of 16 tokens, for heads of 33 to 64 channels: one program walks a head's whole sequence.
 
-A forward and a backward kernel; before them, a kernel that is parallel over all chunks computes their scores.
-
 With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
 the diagonal, 0 above it, a chunk is
 
     o = A v + (q e^{before}) S                     S <- (k e^{after})^T v + e^{total} S
     dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D
 
-`scores_kernel` computes A; only a few products with a state remain sequential. `forward_kernel` stores S for the
-backward kernel: in float16, or of float32 inputs in float32. All tiles are transposed, in bands of channels
-(`common.bands_triton`): S^T, D^T, o^T and dv^T of channels of v, the gradients of q, k and w of channels of k.
+before, upto and after are sums of w over the chunk's rows before a row, up to and with it, and after it; total is over
+all rows, mid over the first half. `scores_kernel` computes all A in parallel; only products with a state remain
+sequential. `forward_kernel` stores S for the backward, in float16 (float32 inputs: float32). All tiles are transposed,
+in bands of channels (`common.bands_triton`): S^T, D^T, o^T and dv^T of channels of v, the gradients of q, k and w of k.
 
 **Parts.** Where heads are few or sequences packed, each sequence is cut into parts, one for each program
 (`bands_triton.Parts`). The state entering each part is computed first: a part maps S to e^{total} S + N, where N is its
@@ -117,7 +116,7 @@ def scores_kernel(
     """Compute the scores A of a group of CHUNKS chunks of a head, one chunk a warp, and which of the chunks are mild.
 
     r, w, k [B, T, H, K], u [H, K], scores [chunks, H, C, C], mild [chunks, H] float32, 0 or 1; LEVELS = log2 C
-    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
@@ -180,7 +179,7 @@ def forward_kernel(
     r, w, k [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, C, C]
     states [chunks, H, V, K] float16 (float32 with float32 inputs), units [chunks, H]: their scales, powers of two
     first [parts, H, K, V]: the state entering each part; last [N, H, K, V]: final states
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -271,9 +270,9 @@ def backward_kernel(
     """Compute all gradients of a part of a head's sequence, from its last chunk to its first. In registers: D^T, du.
 
     r, w, k, dr, dw, dk [B, T, H, K], v, do, dv [B, T, H, V], u [H, K], du [parts, H, K]: a term for each part
-    states [chunks, H, V, K] float16, units, mild [chunks, H], scores [chunks, H, C, C]
+    states [chunks, H, V, K] float16, units: their scales, mild [chunks, H], scores [chunks, H, C, C]
     last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -391,7 +390,7 @@ class _Plan(Parts):
 
     @property
     def saved_shapes(self) -> tuple[tuple[int], tuple[int]]:
-        """The shapes of the tensors that a forward saves for its backward."""
+        """The shapes of the float32 tensors saved for the backward: states, and one for all others of `sizes`."""
         states, *others = self.sizes
         return (self.lines(states),), (sum(others),)
 
@@ -422,7 +421,7 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
 
 
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
+    """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S only if keep."""
     plan = _Plan(r, v, packing, FORWARD)
     group_size = launch_options("rwkv6.fused.scores", r)["num_warps"]
     # Saved tensors must not be uninitialized, and packed sequences may not fill them.

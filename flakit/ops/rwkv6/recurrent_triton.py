@@ -1,4 +1,4 @@
-"""RWKV6 token by token as Triton kernels: the state stays in registers, [K, BV] a program, in the backward [BK, V].
+"""RWKV6 token by token as Triton kernels: the state stays in registers, [K, BV] a program, in the backward [BK, BV].
 
 The backward needs every S_{t-1}, and cannot divide by a decay to walk back. So the forward stores the state every
 CHECKPOINT tokens; the backward recomputes one such segment at a time and walks it in reverse. Then

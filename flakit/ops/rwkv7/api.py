@@ -11,7 +11,7 @@ from ..common.dispatch import autocast, check_chunk_size, choose_backend
 from ..common.registration import Registered, plain_eager
 
 CHUNK_SIZES = (16, 32)
-"""Chunk lengths of the kernels."""
+"""Chunk lengths of the kernels, in tokens."""
 
 
 class RWKV7Output(NamedTuple):
@@ -20,7 +20,7 @@ class RWKV7Output(NamedTuple):
     o: Tensor
     """[B, T, H, V], in the dtype of r."""
     final_state: Tensor | None
-    """[N, H, K, V], float32 (float64 for float64 inputs); None unless requested."""
+    """[N, H, K, V] of N sequences, float32 (float64 for float64 inputs); None unless requested."""
 
 
 torch.serialization.add_safe_globals([RWKV7Output])  # a saved result can be loaded with weights_only=True

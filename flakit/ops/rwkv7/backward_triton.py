@@ -36,7 +36,7 @@ def grads_kernel(
     r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do [B, T, H, V]; dr … db hold D (`pointers_of_D`)
     states [chunks, H, V, K], v2, y [chunks, H, C, V], units [chunks, H, BV + 1]: scales of v2 and states
     last [all parts, H, K, V]: D of the last chunk of each part; parts: their number in a sequence unless packed
-    sequence_of_chunk [chunks], before, cu_seqlens, chunks_before, parts_before [N + 1]
+    sequence_of_chunk [chunks], before, cu_seqlens, chunks_before, parts_before [N + 1]; symbols: see the module
     """
     SPLITS: tl.constexpr = BK // BLOCK
     i_c, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(

@@ -61,7 +61,7 @@ def carry_kernel(
 
     w, k, a, b [B, T, H, K], v [B, T, H, V], scores [chunks, H, 2, C, C] (see `fused_chunk_triton.scores_kernel`)
     first [N, H, K, V]: initial states S_0; products [parts, H, K, K], written [parts, H, K, V]
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in `fused_chunk_triton`
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -139,7 +139,7 @@ def carry_grads_kernel(
 
     r, w, k, a, b, dr, dk, da, db [B, T, H, K], do, dv [B, T, H, V], scores [chunks, H, 2, C, C], y [chunks, H, C, V]
     last [N, H, K, V], first [parts, H, K, V]; KEEP: last [parts, H, K, V], first [N, H, K, V]
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in `fused_chunk_triton`
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED

@@ -9,9 +9,10 @@ Backward: `prepare_grads_kernel`  likewise: U^T A_rb^T do, U^T b^
           `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
           `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
 
-Formulas as in `chunk_torch`; a~ = a e^{before} reads the entering state, b^ = b e^{after} writes the leaving one. Each
-chunk takes one of two paths, mild or dyadic (`common.tiles_triton`), compiled separately; `prepare_kernel` decides, and
-in the backward `prepare_grads_kernel`.
+Formulas as in `chunk_torch`: A_xy [C, C] are the scores of reads x and keys y; before, after and total are sums of w
+over the rows before a row, after it, and over all; a~ = a e^{before} reads the entering state S, b^ = b e^{after}
+writes the leaving one, whose gradient is D. Each chunk takes one of two paths, mild or dyadic (`common.tiles_triton`),
+compiled separately; `prepare_kernel` decides, and in the backward `prepare_grads_kernel`.
 
 The inverse U = (I - A_ab)^{-1} is built from recursive 2 x 2 blocks, as full-size products under a mask, and never from
 the powers of A_ab, which are huge and cancel where tokens repeat. There, results of U are small differences of large
@@ -146,7 +147,7 @@ def prepare_kernel(
     """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
 
     w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -296,7 +297,7 @@ def output_kernel(
     """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
 
     r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; q = scale r e^w
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; q = scale r e^w; symbols: see the module
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -341,7 +342,7 @@ def prepare_grads_kernel(
     """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk and head. In registers: U, A_rb [C, C].
 
     r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
@@ -378,7 +379,7 @@ def value_grads_kernel(
     """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk, head and block of V. In registers: A_rk, A_ak [C, C].
 
     r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V]: D, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -521,7 +522,7 @@ def key_grads_kernel(
 
     r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, v2, do, y [B, T, H, V]
     states, dstates [chunks, H, K, V], mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]
+    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     # A program for each block of K: in a loop Triton would give each block's tiles separate shared memory.
     i_k, i = program((K + BK - 1) // BK)
@@ -630,7 +631,7 @@ def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...]
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
+    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`; keep is unused."""
     plan = _Plan(r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, v2 = plan.empty(r.shape), plan.empty(v.shape)

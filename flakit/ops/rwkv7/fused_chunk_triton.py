@@ -25,7 +25,8 @@ and all columns of S^T, F^T, G^T and D^T [V, ...]. Warps exchange only what all 
 
 **Paths.** A chunk is mild if each of its log decays is above `BLOCK_TOKEN`. `scores_kernel` processes several chunks at
 a time. If all of them are mild, their scores are products of operands decayed about each one's middle: r* = scale r
-e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise; if not, they are computed by dyadic levels
+e^{upto - mid}, a* = a e^{before - mid}, k* = k e^{mid - upto}, b* likewise (before, upto: sums of w over rows before a
+row, up to and with it; mid, total: over the first half, over all); if not, they are computed by dyadic levels
 (`common.decay`). In products with states decays start at the chunk's ends, where no factor exceeds 1, so one forward
 kernel serves all. The backward kernel chooses for each chunk. In one that is not mild, dyadic levels compute the
 gradients, and every term of the decay's gradient carries its decay. In a mild one they use the middle: S stands for
@@ -158,7 +159,7 @@ def scores_kernel(
     Two matrices [C, C] of a chunk hold all four: A_rk and N, transposed, on and above the diagonal, A_ak and U below.
 
     r, w, k, a, b [B, T, H, K], scores [chunks, H, 2, C, C], mild [chunks, H] float32, 0 or 1; LEVELS = log2 C
-    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_group [groups], groups_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_g, i_n, i_h, start, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_group, groups_before, cu_seqlens, chunks_before, CHUNKS, H, C, PACKED
@@ -281,7 +282,7 @@ def forward_kernel(
     r, w, k, a, b [B, T, H, K], v, o [B, T, H, V], scores [chunks, H, 2, C, C]
     states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1]: scales of v2^T's rows and of S
     first [parts, H, K, V]: the state entering each part; last [N, H, K, V]: final states
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -490,7 +491,7 @@ def backward_kernel(
     r, w, k, a, b, dr, dw, dk, da, db [B, T, H, K], v, do, dv [B, T, H, V], scores [chunks, H, 2, C, C]
     states [chunks, H, V, K], v2 [chunks, H, C, V] float16, units [chunks, H, BV + 1], mild [chunks, H]
     last [parts, H, K, V]: gradients of the states leaving the parts; first [N, H, K, V]: of the initial states
-    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
+    sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
     """
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
@@ -531,7 +532,7 @@ class _Plan(Parts):
 
     @property
     def saved_shapes(self) -> tuple[tuple[int], ...]:
-        """The shapes of the tensors that a forward saves for its backward."""
+        """The shapes of the float32 tensors saved for the backward: states and v2; units; scores; mild and products."""
         states, units, scores, mild, products = self.sizes
         return (self.lines(states),), (units,), (scores,), (mild + products,)
 
@@ -576,12 +577,12 @@ ACCEPTS_FUNCTIONS = True
 
 def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk and v2, two 16-bit
-    numbers in one; their scales; the scores; and, in one tensor, the mild flags and each part's product."""
+    numbers in one; their scales; the scores; and, in one, the mild flags and each part's M (`carry_kernel`)."""
     return _Plan(r, v, packing).saved_shapes
 
 
 def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final state (None unless requested), and the tensors of `saved_shapes`."""
+    """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S and v2 only if keep."""
     plan = _Plan(r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
     shapes = plan.saved_shapes
