@@ -1,7 +1,7 @@
 """RWKV6 in chunks of 16 tokens, for heads of 33 to 64 channels: one program walks a head's whole sequence.
 
 With q = scale r and the scores A, A_ij = sum_k q_i k_j e^{decay strictly between j and i} for i > j, sum_k q_i u k_i on
-the diagonal, 0 above it, a chunk is
+the diagonal, 0 above it, the state S entering a chunk and the gradient D of the one leaving it, a chunk is
 
     o = A v + (q e^{before}) S                     S <- (k e^{after})^T v + e^{total} S
     dv = A^T do + (k e^{after}) D                  D <- (q e^{before})^T do + e^{total} D

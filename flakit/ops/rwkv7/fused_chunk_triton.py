@@ -2,7 +2,7 @@
 forward and a backward kernel; before them, a kernel that is parallel over all chunks solves each.
 
 Every token has two rows. With reads R = [r*; a*], keys E = [k*; b*], and their scores A, zero where E's token is later
-(r sees its own token's keys, a does not),
+(r sees its own token's keys, a does not), the entering state S and the leaving one's gradient D,
 
     v2 = U (A_ak v + a* S)         F = [v; v2]      o = r* S + A_r F        S <- E^T F + e^{total} S
     y = U^T (A_rb^T do + b* D)     G = [do; y]      dv = k* D + A_k^T G     D <- R^T G + e^{total} D
