@@ -40,7 +40,7 @@ class Kernels:
         self.module = module
         self.accepts_functions = getattr(module, "ACCEPTS_FUNCTIONS", False)
         """Whether an initial state, or a final state's gradient, may be a function. It receives M and N of
-        the call's map of a state, M S + N, N as the list of the final parts for S = 0, and sends them to other ranks;
+        the map M S + N by which this call changes a state S, N as the list of its parts, and sends them to other ranks;
         it returns a function that waits for theirs and returns the list of the parts of S."""
         self._known: dict[tuple, list[Future]] = {}
         """Compilations for each signature of calls; empty once they are done."""
@@ -86,7 +86,7 @@ class Kernels:
         return *grads, dstate
 
     def _prepare(self, key: tuple, rehearse: Callable, args: tuple) -> None:
-        """Compile the kernels of calls with signature `key`, by rehearse(key, args) unless begun, and wait."""
+        """Compile the kernels of calls with signature `key`, by rehearse(key, args) unless that ran, and wait."""
         # While launches are monitored, or a stream is captured into a graph, only the call itself should run.
         captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
         if captured or JITFunction.run is not kernel_triton.RUN:
@@ -148,7 +148,7 @@ def _on_device_of(x: Tensor):
 
 
 def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
-    """Return nearly all that a call's kernels depend on: device, sizes, dtypes; of T the number of bits."""
+    """Return nearly all that a call's kernels depend on: device, sizes, dtypes; of T only its number of bits."""
     (B, T, *head), device = tensors[0].shape, tensors[0].get_device()
     columns = tensors[2].shape[-1], tensors[3].shape[-1]  # V is one of them, and the slots of GSA
     packed = None if cu_seqlens is None else cu_seqlens.dtype
@@ -207,7 +207,7 @@ def _listed() -> Iterator[list[_Job]]:
 
 
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
-    """Start all jobs in threads, those of most arguments first, mostly the largest; return each list's futures."""
+    """Start all jobs in threads, first those of most arguments, mostly the largest kernels; return lists of futures."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
     pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
     order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))

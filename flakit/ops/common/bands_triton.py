@@ -24,7 +24,7 @@ LEVELS = CHUNK.bit_length() - 1
 _, CHANNELS = FUSED_CHANNELS
 """Channels of every tile: narrower heads are padded."""
 MILD_FLOAT32 = tl.constexpr(-1.0)
-"""The `BLOCK_TOKEN` of the scores of float32 inputs: no factor about a chunk's middle exceeds e^8."""
+"""As `BLOCK_TOKEN`, the least log decay of a token in a mild chunk, but for float32 inputs: no factor exceeds e^8."""
 LONGEST = LONG_CHUNK_SIZE // CHUNK
 """Chunks of CHUNK tokens in the longest chunk of any kernel: the length of a part is a multiple of it."""
 SHORTEST_FUSED_PART = 8
@@ -63,7 +63,7 @@ def flats(x):
 
 @triton.jit
 def turned(x):
-    """Transpose each term of x [N, M] to [M, N]."""
+    """Transpose each term of x, a tuple of tiles that add up to it, [N, M] to [M, N]."""
     return [tl.trans(term) for term in x]
 
 
@@ -75,7 +75,7 @@ def transposed(x):
 
 @triton.jit
 def product(a, b):
-    """Return a @ b of operands in terms, in float32, band by band: [4, N, M] and [4, M, L] to [4, N, L]."""
+    """Return a @ b in float32, band by band, [4, N, M] @ [4, M, L]; each operand is a tuple of its bfloat16 terms."""
     return add_products(tl.zeros([a[0].shape[0], a[0].shape[1], b[0].shape[2]], dtype=tl.float32), a, b)
 
 
@@ -93,7 +93,7 @@ def narrow_product(a, b):
 
 @triton.jit
 def by_transpose(a, b):
-    """Return a @ b^T of operands in terms, in float32, band by band: [4, N, M] and [4, L, M] to [4, N, L]."""
+    """Return a @ b^T in float32, band by band, of a [4, N, M] and b [4, L, M], each a tuple of its bfloat16 terms."""
     return narrow_product(a, transposed(b))
 
 

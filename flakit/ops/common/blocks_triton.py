@@ -163,8 +163,8 @@ def whole(x):
 @triton.jit
 def add_products(acc, a, b, FULL: tl.constexpr = False):
     """Return acc + a @ b of operands in terms, each a tuple of bfloat16 tiles that add up to it, without the
-    products below the precision of the longer one. FULL: with all products: the same that b^T @ a^T has. Of float32
-    the smallest products come first: tensor cores truncate each sum."""
+    products below the precision of the longer one. FULL: with all products: the same that b^T @ a^T has. Of operands
+    of three terms, the smallest products come first: tensor cores truncate each sum."""
     N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
     if N == 3:
         total = tl.zeros_like(acc)
@@ -215,7 +215,7 @@ def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
 
 @triton.jit
 def add_split_by_input(acc, a_high, a_low, b):
-    """Return acc + a @ b in float32, of a split a and a b in the input's dtype."""
+    """Return acc + a @ b in float32: a = a_high + a_low, as `split` returns them, and b in the input's dtype."""
     if b.dtype == tl.float32:
         acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
     elif b.dtype == tl.bfloat16:

@@ -37,7 +37,7 @@ LONG_CHUNK_SIZE = 64
 are 33 to 64; there only `stream_kernel` uses it, to compute the state entering each part of a sequence."""
 
 SHORT_CHUNK_SIZE = 16
-"""Default chunk length of RWKV7 in float32: its work inside chunks grows faster with them than the rest shrinks."""
+"""Default chunk length of RWKV7 in float32: in longer chunks, work inside them grows more than the rest shrinks."""
 
 NARROWEST = 64
 """Least columns of product operands in long chunks. Their 64 rows select Hopper's wgmma, which reads 16-bit tiles in

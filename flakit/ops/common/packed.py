@@ -19,7 +19,7 @@ class Bucket(NamedTuple):
     filled: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the bucket's rows [n, L, ...] of x [1, T, ...]. Padding is 0, also its log decay: no state changes."""
+        """Return the bucket's rows [n, L, ...] of x [1, T, ...]; padding is 0: no decay, no read, no write."""
         return x[0, self.tokens].masked_fill_(~self.filled.view(*self.filled.shape, *[1] * (x.ndim - 2)), 0)
 
     def states(self, x: State | None) -> State | None:

@@ -22,8 +22,8 @@ BLOCK_LEVELS = tl.constexpr(4)
 """In a mild block of BLOCK rows, one product about its middle replaces BLOCK_LEVELS dyadic levels."""
 
 UNDO_WEIGHTS = tl.constexpr(2.0**-28)
-"""Undoes weights of 2^14 on both operands. float16 has this headroom above scaled values; with it, e^-19 is still a
-normal number."""
+"""Undoes factors of 2^14 on both operands of a product. float16 has room for these above values scaled to below 2;
+with them, e^-19 is still a normal number."""
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def level_decays(b_w, level, C: tl.constexpr):
 
 @triton.jit
 def level_weight(b_w, level, C: tl.constexpr, SCALED: tl.constexpr):
-    """Return the decay factors of a level's rows, [C, BK], exponentials of `level_decays`; SCALED: times 2^14."""
+    """Return the decay factors of a level's rows, e^`level_decays`, [C, BK]; SCALED: times 2^14 (`UNDO_WEIGHTS`)."""
     weight = exp(level_decays(b_w, level, C))
     if SCALED:
         weight *= 16384.0

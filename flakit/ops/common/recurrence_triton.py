@@ -22,7 +22,7 @@ from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, width
 from .packed_triton import Packing
 
 ROWS = 64
-"""Rows (in RWKV6's backward columns) of a state that the launch table's num_warps is for; more get more warps."""
+"""Rows of a state (in RWKV6's backward columns) for which the launch table's num_warps holds; more get more warps."""
 
 
 @triton.jit
@@ -61,9 +61,10 @@ def arrived_turn(turn):
 def as_vector(x):
     """Return a row, [1, D] of a key or [D, 1] of a value, as [D], for products with a state.
 
-    A thread holds some elements of a row and needs all that multiply its part of the state. Triton would exchange the
-    row's inputs and recompute the row in every thread; a reduction it computes where its operands are. Rows have the
-    transposed shape, or Triton would give the state the row's layout.
+    A thread holds some elements of a row and needs those that multiply its part of the state. To change the layout,
+    Triton would exchange what the row is computed from and recompute the row in every thread; a sum over the axis of
+    one element it computes once, and exchanges the result. Rows are loaded with the axis of one element where the
+    state has its axis of these channels, or Triton would give the state the row's layout.
     """
     if x.shape[0] == 1:
         x = tl.sum(x, 0)
@@ -93,7 +94,7 @@ def split_decay(b_w):
 
 @triton.jit
 def relayout(p, x, m):
-    """Store x at p where m holds and load it back, which gives it the layout of the states stored there.
+    """Store the tile x at pointers p, with mask m, and load it back: it then has the layout of the states stored there.
 
     Triton picks each tensor's layout by its first use, and duplicates computations that combine two layouts.
     """
