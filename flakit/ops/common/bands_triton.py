@@ -131,7 +131,7 @@ def repeat_columns(x):
 
 @triton.jit
 def joined(left, v, f):
-    """Return the terms f [4, N, 2 C] with the terms v [4, N, C] of an input in the columns of the mask `left`."""
+    """Return the terms f [4, N, 2 C] with the input terms v [4, N, C] in their left C columns (a mask, `left`)."""
     high = tl.where(left, repeat_columns(v[0]), f[0])
     if len(v) == 1:
         result = (high, tl.where(left, tl.zeros_like(f[1]), f[1]))
@@ -224,7 +224,7 @@ def launch_options(kernel: str, r) -> dict:
 
 
 def takes_gluon(rows, others) -> bool:
-    """Whether Gluon kernels can compute a call. rows: its tensors [B, T, H, *]; others: all else that they address."""
+    """Whether Gluon kernels take a call: rows are bfloat16 [B, T, H, 64], and `runs_gluon` holds for all tensors."""
     fits = all(x.shape[-1] == CHANNELS and x.dtype == torch.bfloat16 for x in rows)
     return fits and runs_gluon(*rows, *others)
 

@@ -143,8 +143,8 @@ class Registered:
         output_final_state,
         keep,
     ):
-        """Return o, the final state's parts (None unless requested), and the saved tensors (None unless `keep`),
-        followed by the `Packing` of packed sequences."""
+        """Check offsets and values, run the backend. Return o, the final state's parts (None unless requested)
+        and the list of saved tensors (None unless `keep`), on Triton followed by a `Packing` if cu_seqlens is given."""
         first = tensors[0]
         if cu_seqlens is not None:
             check.check_offsets(cu_seqlens, cu_seqlens_cpu, first.shape[1], reads_values=backend != "triton")
