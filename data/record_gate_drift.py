@@ -50,6 +50,8 @@ def main() -> None:
     device = options.device or ("cuda" if options.long else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: expected cpu, since no GPU is here, got cuda")
+    if options.jobs < 1:
+        parser.error(f"--jobs: expected at least 1, got {options.jobs}")
     if options.text:
         print("wrote", text_run(options.out or Path(__file__).parent / "fatal_run.json", options.quick))
         return

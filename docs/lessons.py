@@ -6,6 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import nbformat
+import torch
 from nbclient import NotebookClient
 from traitlets.config import Config
 
@@ -47,7 +48,7 @@ def prose_cells(notebook):
 
 def kernel_environment():
     """Return a kernel's environment as `make lab` sets it, with Triton's interpreter if there is no GPU."""
-    return {**os.environ, **lab.environment()}
+    return {**os.environ, **lab.environment(), "TRITON_INTERPRET": str(int(not torch.cuda.is_available()))}
 
 
 def run(path, change=lambda notebook: notebook, timeout=CELL_TIMEOUT, mine=None):

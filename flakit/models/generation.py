@@ -19,8 +19,8 @@ from .training import evaluating
 
 
 def pad(sequences: Sequence[Tensor | Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Left-pad sequences of tokens to one length; return tokens [B, T], int64, and mask [B, T], bool, False at the
-    padding.
+    """Left-pad sequences of tokens, all on one device, to one length; return tokens [B, T], int64, and mask [B, T],
+    bool, False at the padding.
 
     Raises ValueError for no sequences, or one that is empty or not 1-D; TypeError unless they hold int64 or int32."""
     if len(sequences) == 0:
