@@ -124,7 +124,8 @@ def load_pair_transposed(pair):
 
 @gluon.jit
 def store_pair(pair, x):
-    """Split float32 x into the two parts of an operand, store them and return them."""
+    """Split float32 x into the high and low part of an operand, store them in pair, two buffers of shared memory, and
+    return them."""
     s_high, s_low = pair
     high, low = split(x)
     s_high.store(high)

@@ -131,7 +131,9 @@ def pair_grads(dA: Tensor, read: Tensor, key: Tensor, levels: list[Level], dread
 
 
 def _halves_met(keys: Tensor, reads: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return the left halves of keys [..., C Y, K] and the right halves of reads [..., C R, K] at a level, as views."""
+    """Return views of the left halves of keys [..., C Y, K] and the right halves of reads [..., C R, K] at a level.
+
+    Y and R: the rows of keys and of reads that each of C tokens has, adjacent."""
     C = 2 * level.s * level.key.shape[-3]
     left, _ = halves(keys, level.s * keys.shape[-2] // C)
     _, right = halves(reads, level.s * reads.shape[-2] // C)

@@ -91,7 +91,8 @@ class ChunkPlan:
             yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(path == "mild")), NV
 
     def stored_shape(self, V: int) -> tuple[int, ...]:
-        """Return the shape of the float32 tensor that stores the states entering all chunks: flat where `scaled`."""
+        """Return the shape of the float32 tensor that stores the states entering all chunks: [chunks, H, rows, V], or
+        where `scaled` one axis, which `unpacked` divides into 16-bit states and their two sets of scales."""
         if not self.scaled:
             return self.chunks, self.H, self.rows, V
         states = cdiv(self.chunks * self.H * self.rows * V, 2)

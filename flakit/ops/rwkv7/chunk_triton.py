@@ -595,7 +595,8 @@ def key_grads_kernel(
 
 
 class _Plan(ChunkPlan):
-    """RWKV7's chunk plan, with a stream of its own: here what a chunk writes depends on what it reads."""
+    """RWKV7's chunk plan, whose `stream`, the walk over chunks that passes on the state, is a kernel of its own, since
+    what a chunk writes into the state depends on what it reads from it."""
 
     def __init__(self, r, v, packing, chunk_size):
         super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
