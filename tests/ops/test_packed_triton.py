@@ -248,11 +248,10 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(index, expected, monke
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(Kernels, "_prepare", lambda *given: None)
-    x = SimpleNamespace(
-        is_cuda=True, device=torch.device("cuda", index), dtype=torch.float32, shape=(1, 2, 1, 1), ndim=4
-    )
+    device = dict(is_cuda=True, device=torch.device("cuda", index), get_device=lambda: index)
+    x = SimpleNamespace(**device, dtype=torch.float32, shape=(1, 2, 1, 1), ndim=4)
     module = ElsewhereModule(current)
     kernels = Kernels(module)
-    kernels.forward(x, 1.0, None, False, None, 0, False)
-    kernels.backward(x, 1.0, None, None, 0, (), x, None)
+    kernels.forward(x, x, x, x, 1.0, None, False, None, 0, False)
+    kernels.backward(x, x, x, x, 1.0, None, None, 0, (), x, None)
     assert module.noted == [("forward", *expected), ("backward", *expected)] and current == [0]
