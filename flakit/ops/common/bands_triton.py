@@ -177,12 +177,6 @@ def store_pair(p, q, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl
 
 
 @triton.jit
-def clamped_decay(b_w):
-    """Return log decays of at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
-    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
-
-
-@triton.jit
 def decays_to_ends(b_w, C: tl.constexpr):
     """Return log decays [4, N, 2 C], over the tokens before each token (left C columns) and after it (right), and
     those of the whole chunk, [4 N]. b_w [4, N, C]: finite natural-log decays, in bands."""

@@ -80,6 +80,24 @@ def arrived(x):
 
 
 @triton.jit
+def clamped_decay(b_w):
+    """Return log decays of at least -128: e^-128 is 0 in float32, and `sums` needs finite terms. NaN stays NaN."""
+    if INTERPRETED or b_w.dtype == tl.float32:
+        b_w = tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
+    elif b_w.dtype == tl.bfloat16:  # two numbers an instruction
+        b_w = tl.inline_asm_elementwise(
+            "{ .reg .b32 least; mov.b32 least, 0xC300C300; max.NaN.bf16x2 $0, $1, least; }",
+            "=r,r", [b_w], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        b_w = tl.inline_asm_elementwise(
+            "{ .reg .b32 least; mov.b32 least, 0xD800D800; max.NaN.f16x2 $0, $1, least; }",
+            "=r,r", [b_w], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return b_w
+
+
+@triton.jit
 def to_operand(x, PRECISION: tl.constexpr):
     """Round x to the nearest TF32 if PRECISION is "tf32", where the hardware would truncate; else return it as is."""
     if PRECISION == "tf32":
@@ -124,7 +142,11 @@ def _truncated(x):
 def split(x):
     """Split x into high + low, two bfloat16 tiles: 16 bits of mantissa with the range of float32."""
     high, rest = _truncated(x.to(tl.float32))
-    return high, to_bfloat16(rest)
+    if INTERPRETED:
+        low = to_bfloat16(rest)
+    else:  # two numbers an instruction
+        low = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [rest], tl.bfloat16, True, 2)
+    return high, low
 
 
 @triton.jit

@@ -18,10 +18,32 @@ from .blocks_triton import (
     program,
     split,
     sums,
+    sums_of_columns,
     to_operand,
 )
 from .positions_triton import locate_part, pieces_of
-from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointers, store_state, total_decay
+from .tiles_triton import (
+    SUMMED_BY_PRODUCT,
+    halves_and_mild,
+    load_decays,
+    load_tile,
+    state_pointers,
+    store_state,
+    total_decay,
+)
+
+
+@triton.jit
+def _passed(o_t, o_i, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr):
+    """Return whether token o_t's decay acts between token o_i and the chunk's end; REVERSE: between the chunk's start
+    and o_i, with o_i's own decay if INCLUSIVE."""
+    if not REVERSE:
+        passed = o_t > o_i
+    elif INCLUSIVE:
+        passed = o_t <= o_i
+    else:
+        passed = o_t < o_i
+    return passed
 
 
 @triton.jit
@@ -36,6 +58,8 @@ def _walk(
     """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
     decay and mild may be None."""
     NK: tl.constexpr = (K + BK - 1) // BK
+    # x^T e^{after}, with the channels k as rows, is then the left operand in the registers where it is computed.
+    BY_COLUMNS: tl.constexpr = SCALED and C == SUMMED_BY_PRODUCT and w.dtype.element_ty != tl.float32
     i_ph = i_p * H + i_h
     b_S = tl.zeros([BK, BV], dtype=tl.float32)
     if HAS_FIRST:
@@ -65,29 +89,31 @@ def _walk(
             else:
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
         # e^{total} S + (x e^{after})^T y; REVERSE: the gradient before the chunk, with e^{before}.
-        if REVERSE:
-            if INCLUSIVE and SCALED:
-                factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
-            elif INCLUSIVE:
-                factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
-            elif SCALED:
-                factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
-            else:
-                b_w_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK)
-                factor = tl.exp(decay_before(b_w_prev.to(tl.float32))) * scale
+        if BY_COLUMNS:
+            factor = exp(sums_of_columns(b_w, _passed(o_c[:, None], o_c[None, :], REVERSE, INCLUSIVE)))
         elif SCALED:
-            factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
-        else:
+            factor = exp(sums(_passed(o_c[None, :], o_c[:, None], REVERSE, INCLUSIVE), b_w))
+        elif not REVERSE:
             factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+        elif INCLUSIVE:
+            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0))
+        else:
+            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+        if REVERSE:
+            factor *= scale
         b_S *= tl.exp(total)[:, None]
         for i_g in tl.static_range(G):
-            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
+            b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK)
             b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
-            if SCALED:
-                x_high, x_low = split(b_x)
+            if BY_COLUMNS:
+                x_high, x_low = split(tl.trans(b_x).to(tl.float32) * factor)
+                b_S = add_split_by_input(b_S, x_high, x_low, b_y)
+            elif SCALED:
+                x_high, x_low = split(b_x.to(tl.float32) * factor)
                 b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
             else:
-                b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
+                b_x = to_operand(tl.trans(b_x.to(tl.float32) * factor), PRECISION)
+                b_S += tl.dot(b_x, b_y.to(tl.float32), input_precision=PRECISION)
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)

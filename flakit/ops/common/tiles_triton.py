@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
+    clamped_decay,
     prefetch,
     sums,
     sums_of_columns,
@@ -192,32 +193,29 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr):
 
     BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise.
     """
-    N: tl.constexpr = C // (BLOCK // 2)
-    blocks_mild = 0
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         o_c = tl.arange(0, C)
-        if BLOCKS:  # each half of a block, once for each of its rows
-            by_row = sums_of_columns(b_w, (o_c // (BLOCK // 2))[:, None] == (o_c // (BLOCK // 2))[None, :])
-            blocks_mild = (tl.min(by_row) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > BLOCK_TOKEN)
-            first = tl.sum(tl.where((o_c < C // 2)[None, :], by_row, 0.0), 1) / (BLOCK // 2)
-            second = tl.sum(tl.where((o_c < C // 2)[None, :], 0.0, by_row), 1) / (BLOCK // 2)
-            mild = (tl.min(tl.minimum(first, second)) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
+        # The sums of each half of a block or of the chunk, once for each of its rows.
+        ROWS: tl.constexpr = BLOCK // 2 if BLOCKS else C // 2
+        by_row = sums_of_columns(b_w, (o_c // ROWS)[:, None] == (o_c // ROWS)[None, :])
+        first, second = tl.split(tl.sum(tl.reshape(by_row, (by_row.shape[0], 2, C // 2)), 2) / ROWS)
+        lowest = tl.min(b_w.to(tl.float32))
+        least = tl.minimum(first, second)
+        if BLOCKS:  # one minimum over the channels, for which warps wait for each other, says both
+            level = (least > MILD_HALF).to(tl.int32) + (tl.min(by_row, 1) > MILD_HALF).to(tl.int32)
+            token = (lowest > MILD_TOKEN).to(tl.int32) + (lowest > BLOCK_TOKEN).to(tl.int32)
+            mild = tl.minimum(tl.min(level), token)
         else:
-            in_first = (o_c < C // 2)[None, :]
-            halves = sums_of_columns(b_w, (o_c < C // 2)[:, None] == in_first)
-            mild = (tl.min(halves) > MILD_HALF) & (tl.min(b_w.to(tl.float32)) > MILD_TOKEN)
-            first = tl.max(tl.where(in_first, halves, -float("inf")), 1)
-            second = tl.max(tl.where(in_first, -float("inf"), halves), 1)
+            mild = (tl.min(least) > MILD_HALF) & (lowest > MILD_TOKEN)
     else:
         first, second = half_decays(b_w, C)
         lowest = tl.min(b_w.to(tl.float32), 0)
         margin = tl.minimum(tl.minimum(first, second) - MILD_HALF, lowest - MILD_TOKEN)
         mild = tl.min(margin, 0) > 0
         if BLOCKS:
-            halves = tl.sum(tl.reshape(b_w.to(tl.float32), (N, BLOCK // 2, b_w.shape[1])), 1)
+            halves = tl.sum(tl.reshape(b_w.to(tl.float32), (C // (BLOCK // 2), BLOCK // 2, b_w.shape[1])), 1)
             blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - MILD_HALF, lowest - BLOCK_TOKEN), 0) > 0
-    if BLOCKS:
-        mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
+            mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
     return first, second, mild.to(tl.int32)
 
 
@@ -254,6 +252,5 @@ def not_mild(mild, i, total, FLAGS: tl.constexpr):
 
 @triton.jit
 def load_decays(w, start, end, i_h, i_k, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """Load log decays of a chunk as [C, BK], at least -128: e^-128 is 0 in float32, and `sums` needs finite terms."""
-    b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-    return tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
+    """Load log decays of a chunk as `clamped_decay` returns them, [C, BK]."""
+    return clamped_decay(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK))

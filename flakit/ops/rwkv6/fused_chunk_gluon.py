@@ -24,8 +24,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
 from ..common.bands_gluon import options
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, clamped_decay, power_of_two
-from ..common.blocks_triton import exp
+from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, power_of_two
+from ..common.blocks_triton import clamped_decay, exp
 from ..common.positions_triton import locate_program
 
 C = tl.constexpr(CHUNK)

@@ -53,7 +53,6 @@ from ..common.bands_triton import (
     Parts,
     bands,
     by_transpose,
-    clamped_decay,
     column,
     decays_to_ends,
     flat,
@@ -75,6 +74,7 @@ from ..common.bands_triton import (
 from ..common.blocks_triton import (
     add_products,
     arrived,
+    clamped_decay,
     exp,
     input_terms,
     kernel,

@@ -29,8 +29,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
-from ..common.bands_triton import CHUNK, clamped_decay
-from ..common.blocks_triton import exp
+from ..common.bands_triton import CHUNK
+from ..common.blocks_triton import clamped_decay, exp
 from ..common.pairs_triton import BLOCK_LEVELS
 from ..common.positions_triton import locate_program
 from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, chain_kernel, inverse, pointers_of_D, unit_of

@@ -13,8 +13,8 @@ Three terms an operand leave one kernel too few registers: it spilled 1.5 KB a t
 
 import triton.language as tl
 
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, clamped_decay, launch_options, turned
-from ..common.blocks_triton import add_products, arrived, exp, kernel, sums_along, terms
+from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, launch_options, turned
+from ..common.blocks_triton import add_products, arrived, clamped_decay, exp, kernel, sums_along, terms
 from ..common.pairs_triton import masked
 from ..common.positions_triton import locate_program, pieces_of
 from .carry_triton import carry_grads_kernel, pointers_of_D

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from ..common.bands_triton import (
     bands,
-    clamped_decay,
     column,
     decays_to_ends,
     flat,
@@ -28,6 +27,7 @@ from ..common.bands_triton import (
 from ..common.blocks_triton import (
     add_products,
     arrived,
+    clamped_decay,
     exp,
     input_terms,
     kernel,

@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
-from ..common.bands_triton import CHANNELS, CHUNK, clamped_decay
-from ..common.blocks_triton import exp
+from ..common.bands_triton import CHANNELS, CHUNK
+from ..common.blocks_triton import clamped_decay, exp
 from ..common.positions_triton import locate_program
 from .fused_chunk_triton import UNITS
 

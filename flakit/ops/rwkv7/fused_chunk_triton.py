@@ -59,7 +59,6 @@ from ..common.bands_triton import (
     Parts,
     bands,
     by_transpose,
-    clamped_decay,
     column,
     flat,
     flats,
@@ -82,6 +81,7 @@ from ..common.bands_triton import (
 from ..common.blocks_triton import (
     add_products,
     arrived,
+    clamped_decay,
     exp,
     input_terms,
     kernel,
