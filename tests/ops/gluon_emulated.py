@@ -40,6 +40,7 @@ _ASSEMBLY = {
     "prmt.b32 $0, $1, $2, 0x7632;": lambda x: (x >> 16).to(torch.int16).view(torch.bfloat16),
     "cvt.rn.bf16x2.f32 $0, $2, $1;": Tensor.bfloat16,
     "cvt.rn.f16x2.f32 $0, $2, $1;": Tensor.half,
+    "max.NaN.bf16x2 $0, $1, $2;": torch.maximum,
 }
 """What the inline assembly of kernels computes, element by element."""
 

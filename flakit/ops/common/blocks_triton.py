@@ -84,16 +84,11 @@ def clamped_decay(b_w):
     """Return log decays of at least -128: e^-128 is 0 in float32, and `sums` needs finite terms. NaN stays NaN."""
     if INTERPRETED or b_w.dtype == tl.float32:
         b_w = tl.where(b_w < -128.0, -128.0, b_w).to(b_w.dtype)
-    elif b_w.dtype == tl.bfloat16:  # two numbers an instruction
-        b_w = tl.inline_asm_elementwise(
-            "{ .reg .b32 least; mov.b32 least, 0xC300C300; max.NaN.bf16x2 $0, $1, least; }",
-            "=r,r", [b_w], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        b_w = tl.inline_asm_elementwise(
-            "{ .reg .b32 least; mov.b32 least, 0xD800D800; max.NaN.f16x2 $0, $1, least; }",
-            "=r,r", [b_w], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
+    else:  # two numbers an instruction
+        NAME: tl.constexpr = "bf16" if b_w.dtype == tl.bfloat16 else "f16"
+        asm: tl.constexpr = "max.NaN." + NAME + "x2 $0, $1, $2;"
+        least = tl.cast(-128.0, b_w.dtype)
+        b_w = tl.inline_asm_elementwise(asm, "=r,r,r", [b_w, least], dtype=b_w.dtype, is_pure=True, pack=2)
     return b_w
 
 
