@@ -315,13 +315,14 @@ def slot_grads_kernel(
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
     b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    for i_g in range(G):
-        i_hq = i_h * G + i_g
-        prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
-        prefetch_tile(do, start, end, i_hq, 0, H * G, V, C, V)
-        prefetch_tile(p, start, end, i_hq, 0, H * G, M, C, M)
-        prefetch_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
-    prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
+    if MILD:  # other chunks take longer for their arithmetic, and gain nothing
+        for i_g in range(G):
+            i_hq = i_h * G + i_g
+            prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
+            prefetch_tile(do, start, end, i_hq, 0, H * G, V, C, V)
+            prefetch_tile(p, start, end, i_hq, 0, H * G, M, C, M)
+            prefetch_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
+        prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
     upto = _upto(ones, b_g, C, MILD, True)
     b_z = tl.zeros([C, BM], dtype=tl.float32)
     for i_g in range(G):
@@ -332,11 +333,12 @@ def slot_grads_kernel(
         b_z = _add_key_reads(
             b_z, p, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS, MILD
         )  # fmt: skip
-    prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
-    prefetch_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
-    prefetch_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
-    prefetch_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
-    prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
+    if MILD:
+        prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
+        prefetch_state(dhk, i_s, start < end, 0, 0, M, K, BM, K)
+        prefetch_state(hk, i_s, start < end, 0, 0, M, K, BM, K)
+        prefetch_state(dhv, i_s, start < end, 0, 0, M, V, BM, V)
+        prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     b_y, b_SD = tl.zeros([C, BM], dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     b_y, b_SD = add_written(
         b_y, b_SD, k, hk, hk_scales,
