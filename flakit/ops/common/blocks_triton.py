@@ -166,11 +166,12 @@ def add_products(acc, a, b, FULL: tl.constexpr = False):
     products below the precision of the longer one. FULL: with all products: the same that b^T @ a^T has. Of operands
     of three terms, the smallest products come first: tensor cores truncate each sum."""
     N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
-    if N == 3:
+    if max(len(a), len(b)) == 3:
         total = tl.zeros_like(acc)
         for n in tl.static_range(N):
-            for i in tl.static_range(N - n):
-                total = tl.dot(a[i], b[N - 1 - n - i], total)
+            for i in tl.static_range(len(a)):
+                if 0 <= N - 1 - n - i and N - 1 - n - i < len(b):
+                    total = tl.dot(a[i], b[N - 1 - n - i], total)
         acc += total
     else:
         for i in tl.static_range(len(a)):
@@ -201,16 +202,6 @@ def operand(x, SPLIT: tl.constexpr):
     if SPLIT:
         high, low = split(x)
     return high, low
-
-
-@triton.jit
-def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
-    """Return acc + a @ b in float32; a and b as `operand` returns them. Without SPLIT, three TF32 products."""
-    if SPLIT:
-        acc = add_product(acc, a_high, a_low, b_high, b_low)
-    else:
-        acc = tl.dot(a_high, b_high, acc, input_precision="tf32x3")
-    return acc
 
 
 @triton.jit

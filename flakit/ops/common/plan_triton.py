@@ -169,7 +169,7 @@ class ChunkPlan:
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-            if self.packing is not None or not self.scaled:
+            if self.packing is not None or not (self.scaled or self.blocks):
                 mild.zero_()
         L, parts, are_pieces = self.parts(NK * NV * self.H)
         where = (None, None, *self.where[1:], L)
@@ -305,5 +305,6 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     # Long chunks are for bfloat16; the interpreter, which cannot multiply it, takes them for float16.
     supported = narrow and (x.dtype == torch.bfloat16 or interpreted())
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
+    supported |= op == "gsa" and not narrow
     longest = LONG_CHUNK_SIZE if supported and long else CHUNK_SIZE
     return narrow, min(chunk_size or longest, longest)

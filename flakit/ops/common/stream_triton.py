@@ -10,15 +10,13 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    add_split_by_input,
-    decay_after,
-    decay_before,
+    add_products,
     exp,
+    input_terms,
     kernel,
     program,
-    split,
     sums,
-    to_operand,
+    terms,
 )
 from .positions_triton import locate_part, pieces_of
 from .tiles_triton import halves_and_mild, load_decays, load_tile, state_pointers, store_state, total_decay
@@ -47,12 +45,9 @@ def _walk(
         i_c = chunks - 1 - j if REVERSE else j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
-        if SCALED:
-            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-        else:
-            b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        if SCALED and not TOTALS:
-            first, second, is_mild = halves_and_mild(b_w, C, BLOCKS)
+        b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+        if (SCALED or BLOCKS) and not TOTALS:
+            first, second, is_mild = halves_and_mild(b_w, C, BLOCKS, SCALED)
             total = first + second
             half = exp(second if REVERSE else first)
             store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders)
@@ -65,29 +60,18 @@ def _walk(
             else:
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
         # e^{total} S + (x e^{after})^T y; REVERSE: the gradient before the chunk, with e^{before}.
-        if REVERSE:
-            if INCLUSIVE and SCALED:
-                factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
-            elif INCLUSIVE:
-                factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0)) * scale
-            elif SCALED:
-                factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
-            else:
-                b_w_prev = load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK)
-                factor = tl.exp(decay_before(b_w_prev.to(tl.float32))) * scale
-        elif SCALED:
-            factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
+        if REVERSE and INCLUSIVE:
+            factor = tl.exp(sums(o_c[:, None] >= o_c[None, :], b_w)) * scale
+        elif REVERSE:
+            factor = tl.exp(sums(o_c[:, None] > o_c[None, :], b_w)) * scale
         else:
-            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
+            factor = tl.exp(sums(o_c[:, None] < o_c[None, :], b_w))
         b_S *= tl.exp(total)[:, None]
         for i_g in tl.static_range(G):
             b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK).to(tl.float32) * factor
             b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
-            if SCALED:
-                x_high, x_low = split(b_x)
-                b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
-            else:
-                b_S += tl.dot(to_operand(tl.trans(b_x), PRECISION), b_y.to(tl.float32), input_precision=PRECISION)
+            x_terms = [tl.trans(term) for term in terms(b_x, 2 if SCALED else 3)]
+            b_S = add_products(b_S, x_terms, input_terms(b_y))
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)

@@ -93,7 +93,7 @@ class _Plan(ChunkPlan):
             kernel[(programs,)](*flat, *where, self.chunks, AT_ONCE=self.at_once, **options)
             return
         programs = self.chunks * heads * (block_count if apart else 1)
-        for mild in (True, False) if self.scaled else (False,):
+        for mild in (True, False):
             kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
 
 
@@ -210,7 +210,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     hk, hv = plan.unpacked(saved[1], K), plan.unpacked(saved[2], V)
     slots = *q.shape[:3], plan.M
     p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
-    dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
+    dscores, reads = plan.empty(slots), plan.empty(slots)
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
         v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
@@ -223,8 +223,8 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
+    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)
     if plan.scaled:
-        plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args)
         plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, MEMORIES=True,
                     PAIRS=True, SCALED=True)  # fmt: skip
     else:  # float32 tiles leave no registers for both

@@ -3,15 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import (
-    add_operands,
-    add_sums,
-    decay_factor,
-    diagonal,
-    kernel,
-    operand,
-    sums,
-)
+from ..common.blocks_triton import add_products, add_sums, decay_factor, diagonal, kernel, sums
 from ..common.pairs_triton import (
     halves,
     masked,
@@ -25,7 +17,17 @@ from ..common.tiles_triton import (
     not_mild,
     store_tile,
 )
-from .slots_triton import TO_BOUNDARY, TO_END, TO_START, add_written, decays, matrix, read_memory
+from .slots_triton import (
+    TO_BOUNDARY,
+    TO_END,
+    TO_START,
+    add_input_product,
+    add_written,
+    decays,
+    matrix,
+    operand,
+    read_memory,
+)
 
 
 @triton.jit
@@ -40,12 +42,12 @@ def _load_reads(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.co
 
 
 @triton.jit
-def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
+def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
                     HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
                     LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Return ds and dg [C, BM] plus the terms of pairs of rows of one query in one pass.
 
-    pairs_high, pairs_low [C, C]: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`,
+    pairs [C, C]: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`,
     but the gate of a read's own token lies between the two too, and x needs no gradient. Tiles are reloaded for each
     product: they are in the cache, and registers are the scarcest resource.
     """
@@ -60,9 +62,8 @@ def _add_slot_pairs(b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g,
         b_x = _load_reads(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
-        high, low = operand(b_met, SCALED)
-        b_z = tl.zeros_like(b_ds)
-        b_z = add_operands(b_z, masked(met, pairs_high), masked(met, pairs_low), high, low, SCALED)
+        met_pairs = [masked(met, term) for term in pairs]
+        b_z = add_products(tl.zeros_like(b_ds), met_pairs, operand(b_met, SCALED))
         b_ds += tl.where(right[:, None], 0.0, b_z * weight)
         # The gate at t acts on the reads from t on in a right half, on the keys before t in a left half.
         b_dg = add_sums(b_dg, tl.trans(between), b_met * b_z, not SCALED)
@@ -160,12 +161,12 @@ def steep_slot_grads_kernel(
                 for i_d in range(0, (D + BD - 1) // BD):
                     b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
                     b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-                    b_A = tl.dot(b_z, tl.trans(b_y), b_A, input_precision="tf32x3")
+                    b_A = add_input_product(b_A, b_z, b_y)
                 b_ds += diagonal(b_A, C) * _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
                 earlier, later = o_c[:, None] > o_c[None, :], o_c[:, None] < o_c[None, :]
-                pairs_high, pairs_low = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
+                pairs = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
                 b_ds, b_dg = _add_slot_pairs(
-                    b_ds, b_dg, pairs_high, pairs_low, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
+                    b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
                     H * G, H, M, C, BM, LEVELS, SCALED,
                 )  # fmt: skip
             store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)
