@@ -36,16 +36,6 @@ def exp(x):
 
 
 @triton.jit
-def decay_factor(x, QUICK: tl.constexpr):
-    """Return e^x, x a log decay. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
-    if QUICK:
-        x = exp(x)
-    else:
-        x = tl.exp(x)
-    return x
-
-
-@triton.jit
 def prefetch(p, there, N: tl.constexpr):
     """Prefetch N elements from each of the pointers p into the L2 cache, where the mask `there` holds.
 
@@ -166,12 +156,11 @@ def add_products(acc, a, b, FULL: tl.constexpr = False):
     products below the precision of the longer one. FULL: with all products: the same that b^T @ a^T has. Of operands
     of three terms, the smallest products come first: tensor cores truncate each sum."""
     N: tl.constexpr = len(a) + len(b) if FULL else max(len(a), len(b))
-    if max(len(a), len(b)) == 3:
+    if N == 3:
         total = tl.zeros_like(acc)
         for n in tl.static_range(N):
-            for i in tl.static_range(len(a)):
-                if 0 <= N - 1 - n - i and N - 1 - n - i < len(b):
-                    total = tl.dot(a[i], b[N - 1 - n - i], total)
+            for i in tl.static_range(N - n):
+                total = tl.dot(a[i], b[N - 1 - n - i], total)
         acc += total
     else:
         for i in tl.static_range(len(a)):

@@ -193,7 +193,9 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.const
     BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise. SCALED: the inputs are
     16-bit; for float32 inputs the bounds are an eighth: a factor e^x has x / 2^24 of relative error.
     """
-    BOUND: tl.constexpr = 1.0 if SCALED else 0.125
+    HALF: tl.constexpr = MILD_HALF if SCALED else -8.0
+    TOKEN: tl.constexpr = MILD_TOKEN if SCALED else -3.0
+    BTOKEN: tl.constexpr = BLOCK_TOKEN if SCALED else -3.0
     N: tl.constexpr = C // (BLOCK // 2)
     blocks_mild = 0
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
@@ -213,11 +215,11 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.const
     else:
         first, second = half_decays(b_w, C)
         lowest = tl.min(b_w.to(tl.float32), 0)
-        margin = tl.minimum(tl.minimum(first, second) - BOUND * MILD_HALF, lowest - BOUND * MILD_TOKEN)
+        margin = tl.minimum(tl.minimum(first, second) - HALF, lowest - TOKEN)
         mild = tl.min(margin, 0) > 0
         if BLOCKS:
             halves = tl.sum(tl.reshape(b_w.to(tl.float32), (N, BLOCK // 2, b_w.shape[1])), 1)
-            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - BOUND * MILD_HALF, lowest - BOUND * BLOCK_TOKEN), 0) > 0
+            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - HALF, lowest - BTOKEN), 0) > 0
     if BLOCKS:
         mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
     return first, second, mild.to(tl.int32)

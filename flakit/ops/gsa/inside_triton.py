@@ -6,9 +6,7 @@ import triton.language as tl
 from ..common.blocks_triton import (
     add_products,
     add_sums,
-    decay_factor,
     diagonal,
-    exp,
     input_terms,
     kernel,
     program,
@@ -18,7 +16,6 @@ from ..common.pairs_triton import BLOCK_LEVELS, masked, within
 from ..common.positions_triton import locate_chunk
 from ..common.tiles_triton import (
     from_middle,
-    load_decays,
     load_tile,
     mildest,
     prefetch_state,
@@ -32,7 +29,9 @@ from .slots_triton import (
     add_input_product,
     add_written,
     decays,
+    factor,
     is_empty,
+    load_decays,
     operand,
     read_memory,
     softmax,
@@ -56,17 +55,6 @@ def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr):
 
 
 @triton.jit
-def _load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-                 MILD: tl.constexpr):  # fmt: skip
-    """Load the log decays of a chunk; unless it is MILD, none is below -128 (`load_decays`)."""
-    if MILD:
-        b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    else:
-        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    return b_g
-
-
-@triton.jit
 def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr):
     """Return the log decay from the middle of its block up to each row, [C, BM]; MILD: of the chunk, without waiting
     for `ones`. b_g [C, BM]: log decays."""
@@ -78,9 +66,9 @@ def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr):
 
 
 @triton.jit
-def _decayed(x, upto, SIGN: tl.constexpr):
-    """Return x e^{upto} or, with SIGN -1, x e^{-upto}, in float32."""
-    return x.to(tl.float32) * exp(SIGN * upto)
+def _decayed(x, upto, SIGN: tl.constexpr, SCALED: tl.constexpr):
+    """Return x times the `factor` of upto or, with SIGN -1, of -upto, in float32."""
+    return x.to(tl.float32) * factor(SIGN * upto, SCALED)
 
 
 @triton.jit
@@ -122,15 +110,15 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_A = add_input_product(b_A, b_x, b_y)
         reads += read_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED, remainders)
-    b_s = _decayed(b_s, upto, -1)
+    b_s = _decayed(b_s, upto, -1, SCALED)
     if (not SCALED) or base < LEVELS:
-        reads *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+        reads *= factor(decays(ones, TO_START, b_g, C), SCALED)
     for n in range(base, LEVELS):
-        weight = decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
         A, s = operand(masked(_between(n, C), b_A), SCALED), operand(b_s * weight, SCALED)
         reads += add_products(tl.zeros([C, BM], dtype=tl.float32), A, s) * weight
     A = operand(masked(_below(base, C, MILD), b_A), SCALED)
-    reads = add_products(reads, A, operand(b_s, SCALED), True)
+    reads = add_products(reads, A, operand(b_s, SCALED), SCALED)
     if not MILD:
         reads += diagonal(b_A, C) * b_s
     return reads
@@ -143,7 +131,7 @@ def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SC
     b_E = masked(_below(base, C, True), b_E)
     for n in range(base, LEVELS):
         right = (tl.arange(0, C) >> n) & 1 == 1
-        b_x_or_s = tl.where(right[:, None], b_x, b_s) * decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        b_x_or_s = tl.where(right[:, None], b_x, b_s) * factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
         x_or_s = operand(b_x_or_s, SCALED)
         b_E += masked(_between(n, C), add_products(tl.zeros([C, C], dtype=tl.float32), x_or_s, turned(x_or_s)))
     return operand(b_E, SCALED)
@@ -176,7 +164,7 @@ def output_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
@@ -185,13 +173,13 @@ def output_kernel(
         q, k, hk, hk_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS,
         LEVELS, MILD, SCALED, remainders,
     )  # fmt: skip
-    b_p = _decayed(b_p, upto, 1)
+    b_p = _decayed(b_p, upto, 1, SCALED)
     if KEEP:
         store_tile(logits, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1)
-    B = _scores(b_p, _decayed(b_s, upto, -1), b_g, base, ones, C, LEVELS, SCALED)
+    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1, SCALED)
+    B = _scores(b_p, _decayed(b_s, upto, -1, SCALED), b_g, base, ones, C, LEVELS, SCALED)
     if (not SCALED) or base < LEVELS:
-        b_p *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+        b_p *= factor(decays(ones, TO_START, b_g, C), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
         b_o = weighed_memory(b_p, hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
@@ -225,7 +213,7 @@ def softmax_grads_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
     upto = _upto(ones, b_g, C, MILD)
@@ -237,10 +225,10 @@ def softmax_grads_kernel(
     b_p = softmax(b_logits * scale, M, BM)
     stored = b_p.to(p.dtype.element_ty)
     store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
-    b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1), SCALED) * scale
+    b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1, SCALED), SCALED) * scale
     store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
-    b_reads = _as_split(_decayed(stored, upto, 1), MILD and SCALED) * b_dp
-    b_reads += _as_split(_decayed(b_x, upto, 1), MILD and SCALED) * _decayed(b_logits, upto, -1)
+    b_reads = _as_split(_decayed(stored, upto, 1, SCALED), MILD and SCALED) * b_dp
+    b_reads += _as_split(_decayed(b_x, upto, 1, SCALED), MILD and SCALED) * _decayed(b_logits, upto, -1, SCALED)
     store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
@@ -255,15 +243,15 @@ def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, H
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
         b_dA = add_input_product(b_dA, b_y, b_z1)
-    b_x = b_x.to(tl.float32) * exp(upto)
+    b_x = _decayed(b_x, upto, 1, SCALED)
     for n in range(base, LEVELS):
-        weight = decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
         dA = operand(masked(tl.trans(_between(n, C)), b_dA), SCALED)
         b_z += add_products(tl.zeros([C, BM], dtype=tl.float32), dA, operand(b_x * weight, SCALED)) * weight
     if not MILD:
         b_z += diagonal(b_dA, C) * b_x
     dA = operand(masked(tl.trans(_below(base, C, MILD)), b_dA), SCALED)
-    return add_products(b_z, dA, operand(b_x, SCALED), True)
+    return add_products(b_z, dA, operand(b_x, SCALED), SCALED)
 
 
 @kernel
@@ -296,7 +284,7 @@ def slot_grads_kernel(
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
-    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    b_g = load_decays(g, start, end, i_h, H, M, C, BM, True, SCALED)
     for i_g in range(G):
         i_hq = i_h * G + i_g
         prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
@@ -333,14 +321,14 @@ def slot_grads_kernel(
         start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED,
     )  # fmt: skip
     tl.debug_barrier()
-    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    upto = _upto(ones, b_g, C, MILD)
-    key = exp(-upto)
+    b_g = load_decays(g, start, end, i_h, H, M, C, BM, True, SCALED)
+    key = factor(-_upto(ones, b_g, C, MILD), SCALED)
     if (not SCALED) or base < LEVELS:
-        b_y *= decay_factor(decays(ones, TO_END, b_g, C), SCALED)
-        b_SD *= decay_factor(tl.sum(b_g.to(tl.float32), 0), SCALED)
+        b_y *= factor(decays(ones, TO_END, b_g, C), SCALED)
+        b_SD *= factor(tl.sum(b_g.to(tl.float32), 0), SCALED)
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
-    b_s = _as_split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key, MILD and SCALED)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key
+    b_s = _as_split(b_s, MILD and SCALED)
     passing = -b_s * b_z
     for i_g in range(G):
         passing += load_tile(reads, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM)
@@ -383,7 +371,7 @@ def pass_grads_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
@@ -393,19 +381,19 @@ def pass_grads_kernel(
             prefetch_state(states, i_s, start < end, 0, 0, M, D, BM, D)
             prefetch_tile(y, start, end, i_h, 0, H, D, C, D)
     upto = _upto(ones, b_g, C, MILD)
-    b_s = _decayed(b_s, upto, -1)
+    b_s = _decayed(b_s, upto, -1, SCALED)
     if G == 1:
-        b_x = _decayed(b_x, upto, 1)
+        b_x = _decayed(b_x, upto, 1, SCALED)
         E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
     left = b_s
     if (not SCALED) or base < LEVELS:
-        left *= decay_factor(decays(ones, TO_END, b_g, C), SCALED)
+        left *= factor(decays(ones, TO_END, b_g, C), SCALED)
     for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
         i_d = i_b + n
         b_dy = weighed_memory(left, dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
         for i_g in range(G):
             if G > 1:
-                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1)
+                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
                 E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
             b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
             b_dy = add_products(b_dy, turned(E), input_terms(b_z))
@@ -414,11 +402,11 @@ def pass_grads_kernel(
         tl.debug_barrier()
         for i_g in range(G):
             i_hq = i_h * G + i_g
-            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1)
+            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
             if G > 1:
                 E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
             if (not SCALED) or base < LEVELS:
-                b_x *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+                b_x *= factor(decays(ones, TO_START, b_g, C), SCALED)
             for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
                 i_d = i_b + n
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import add_products, add_sums, decay_factor, diagonal, kernel, sums
+from ..common.blocks_triton import add_products, add_sums, diagonal, kernel, sums
 from ..common.pairs_triton import (
     halves,
     masked,
@@ -12,7 +12,6 @@ from ..common.pairs_triton import (
 from ..common.positions_triton import locate_chunk
 from ..common.tiles_triton import (
     all_mild,
-    load_decays,
     load_tile,
     not_mild,
     store_tile,
@@ -24,6 +23,8 @@ from .slots_triton import (
     add_input_product,
     add_written,
     decays,
+    factor,
+    load_decays,
     matrix,
     operand,
     read_memory,
@@ -56,9 +57,9 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
         # Rows of right halves pair with rows of left halves and vice versa: one product serves both.
         _, right, _, _ = halves(level, C)
         met = opposite_halves(level, C)
-        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+        b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
         between = matrix(ones, TO_BOUNDARY + level, C)
-        weight = decay_factor(sums(between, b_g), SCALED)
+        weight = factor(sums(between, b_g), SCALED)
         b_x = _load_reads(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
@@ -132,10 +133,10 @@ def steep_slot_grads_kernel(
                 b_y, b_SD = add_written(
                     b_y, b_SD, y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED
                 )  # fmt: skip
-                b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-                b_y *= decay_factor(decays(ones, TO_END, b_g, C), SCALED)
+                b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
+                b_y *= factor(decays(ones, TO_END, b_g, C), SCALED)
                 b_ds += b_y
-                b_dg += (decay_factor(tl.sum(b_g.to(tl.float32), 0), SCALED) * b_SD)[None, :]
+                b_dg += (factor(tl.sum(b_g.to(tl.float32), 0), SCALED) * b_SD)[None, :]
                 b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
                 b_dg = add_sums(b_dg, tl.trans(matrix(ones, TO_END, C)), b_s * b_y, not SCALED)
                 for i_g in range(G):
@@ -145,8 +146,8 @@ def steep_slot_grads_kernel(
                     for i_d in range(0, (D + BD - 1) // BD):
                         b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
                         b_x += read_memory(b_z, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
-                    b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-                    b_x *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+                    b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
+                    b_x *= factor(decays(ones, TO_START, b_g, C), SCALED)
                     b_x *= _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
                     b_dg = add_sums(b_dg, tl.trans(matrix(ones, TO_START, C)), b_x, not SCALED)
             for n in range(2 * G * PAIRS):  # one loop for both passes: two would hold masks in registers for each other
