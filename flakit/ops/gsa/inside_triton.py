@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import turned
 from ..common.blocks_triton import (
     add_products,
     add_sums,
@@ -30,13 +31,12 @@ from .slots_triton import (
     add_written,
     decays,
     factor,
+    in_terms,
     is_empty,
     load_decays,
-    operand,
     read_memory,
     softmax,
     softmax_grads,
-    turned,
     weighed_memory,
 )
 
@@ -115,10 +115,10 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
         reads *= factor(decays(ones, TO_START, b_g, C), SCALED)
     for n in range(base, LEVELS):
         weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
-        A, s = operand(masked(_between(n, C), b_A), SCALED), operand(b_s * weight, SCALED)
+        A, s = in_terms(masked(_between(n, C), b_A), SCALED), in_terms(b_s * weight, SCALED)
         reads += add_products(tl.zeros([C, BM], dtype=tl.float32), A, s) * weight
-    A = operand(masked(_below(base, C, MILD), b_A), SCALED)
-    reads = add_products(reads, A, operand(b_s, SCALED), SCALED)
+    A = in_terms(masked(_below(base, C, MILD), b_A), SCALED)
+    reads = add_products(reads, A, in_terms(b_s, SCALED), SCALED)
     if not MILD:
         reads += diagonal(b_A, C) * b_s
     return reads
@@ -126,15 +126,15 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as an `operand`."""
-    b_E = add_products(tl.zeros([C, C], dtype=tl.float32), operand(b_x, SCALED), turned(operand(b_s, SCALED)))
+    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as in terms."""
+    b_E = add_products(tl.zeros([C, C], dtype=tl.float32), in_terms(b_x, SCALED), turned(in_terms(b_s, SCALED)))
     b_E = masked(_below(base, C, True), b_E)
     for n in range(base, LEVELS):
         right = (tl.arange(0, C) >> n) & 1 == 1
         b_x_or_s = tl.where(right[:, None], b_x, b_s) * factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
-        x_or_s = operand(b_x_or_s, SCALED)
+        x_or_s = in_terms(b_x_or_s, SCALED)
         b_E += masked(_between(n, C), add_products(tl.zeros([C, C], dtype=tl.float32), x_or_s, turned(x_or_s)))
-    return operand(b_E, SCALED)
+    return in_terms(b_E, SCALED)
 
 
 @kernel
@@ -246,12 +246,12 @@ def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, H
     b_x = _decayed(b_x, upto, 1, SCALED)
     for n in range(base, LEVELS):
         weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
-        dA = operand(masked(tl.trans(_between(n, C)), b_dA), SCALED)
-        b_z += add_products(tl.zeros([C, BM], dtype=tl.float32), dA, operand(b_x * weight, SCALED)) * weight
+        dA = in_terms(masked(tl.trans(_between(n, C)), b_dA), SCALED)
+        b_z += add_products(tl.zeros([C, BM], dtype=tl.float32), dA, in_terms(b_x * weight, SCALED)) * weight
     if not MILD:
         b_z += diagonal(b_dA, C) * b_x
-    dA = operand(masked(tl.trans(_below(base, C, MILD)), b_dA), SCALED)
-    return add_products(b_z, dA, operand(b_x, SCALED), SCALED)
+    dA = in_terms(masked(tl.trans(_below(base, C, MILD)), b_dA), SCALED)
+    return add_products(b_z, dA, in_terms(b_x, SCALED), SCALED)
 
 
 @kernel

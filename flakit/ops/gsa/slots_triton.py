@@ -4,6 +4,7 @@ and the softmax over slots."""
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import turned
 from ..common.blocks_triton import INTERPRETED, add_products, exp, sums, terms
 from ..common.tiles_triton import is_zero, load_tile, scaled, state_pointers
 from ..common.tiles_triton import load_decays as load_clamped
@@ -55,15 +56,9 @@ def decays(ones, n, b_g, C: tl.constexpr):
 
 
 @triton.jit
-def operand(x, SCALED: tl.constexpr):
-    """Return float32 x as a sum of bfloat16 tiles for `add_products`: two for 16-bit inputs, SCALED, else three."""
+def in_terms(x, SCALED: tl.constexpr):
+    """Return float32 x in `terms`: two for 16-bit inputs, SCALED, three for float32 inputs."""
     return terms(x, 2 if SCALED else 3)
-
-
-@triton.jit
-def turned(x):
-    """Transpose each term of x, a tuple of tiles that add up to it."""
-    return [tl.trans(term) for term in x]
 
 
 @triton.jit

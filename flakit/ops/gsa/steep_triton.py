@@ -24,9 +24,9 @@ from .slots_triton import (
     add_written,
     decays,
     factor,
+    in_terms,
     load_decays,
     matrix,
-    operand,
     read_memory,
 )
 
@@ -48,7 +48,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
                     LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Return ds and dg [C, BM] plus the terms of pairs of rows of one query in one pass.
 
-    pairs [C, C]: z y^T below the diagonal and its transpose above it, an `operand`. As `pair_grads`,
+    pairs [C, C]: z y^T below the diagonal and its transpose above it, in terms. As `pair_grads`,
     but the gate of a read's own token lies between the two too, and x needs no gradient. Tiles are reloaded for each
     product: they are in the cache, and registers are the scarcest resource.
     """
@@ -64,7 +64,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
         met_pairs = [masked(met, term) for term in pairs]
-        b_z = add_products(tl.zeros_like(b_ds), met_pairs, operand(b_met, SCALED))
+        b_z = add_products(tl.zeros_like(b_ds), met_pairs, in_terms(b_met, SCALED))
         b_ds += tl.where(right[:, None], 0.0, b_z * weight)
         # The gate at t acts on the reads from t on in a right half, on the keys before t in a left half.
         b_dg = add_sums(b_dg, tl.trans(between), b_met * b_z, not SCALED)
@@ -165,7 +165,7 @@ def steep_slot_grads_kernel(
                     b_A = add_input_product(b_A, b_z, b_y)
                 b_ds += diagonal(b_A, C) * _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
                 earlier, later = o_c[:, None] > o_c[None, :], o_c[:, None] < o_c[None, :]
-                pairs = operand(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
+                pairs = in_terms(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
                 b_ds, b_dg = _add_slot_pairs(
                     b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
                     H * G, H, M, C, BM, LEVELS, SCALED,
