@@ -33,8 +33,8 @@ CHUNK_SIZE = 32
 """Default chunk length in tokens, where neither LONG_CHUNK_SIZE nor SHORT_CHUNK_SIZE applies."""
 
 LONG_CHUNK_SIZE = 64
-"""Default chunk length of GSA in bfloat16 with 33 to 64 slots, as models have, and of RWKV6 in bfloat16 where K and V
-are 33 to 64; there only `stream_kernel` uses it, to compute the state entering each part of a sequence."""
+"""Default chunk length of GSA in bfloat16 and float32 with 33 to 64 slots, as models have, and of RWKV6 in bfloat16
+where K and V are 33 to 64; there only `stream_kernel` uses it, for the state entering each part of a sequence."""
 
 SHORT_CHUNK_SIZE = 16
 """Default chunk length of RWKV7 in float32: in longer chunks, work inside them grows more than the rest shrinks."""
@@ -132,7 +132,6 @@ ROWS = {
     ("gsa.slot_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads", "float32"): Launch(64, 64, 4, 1),
-    ("gsa.slot_grads_of_memories", "float32"): Launch(64, 64, 4, 1),
     ("gsa.steep_slot_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.pass_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.pass_grads", "float32"): Launch(64, 64, 4, 1),
@@ -145,7 +144,6 @@ ROWS = {
     ("gsa128.slot_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.slot_grads", "float32"): Launch(32, 32, 8, 1),
-    ("gsa128.slot_grads_of_memories", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.steep_slot_grads", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.pass_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.pass_grads", "float32"): Launch(16, 16, 8, 1),

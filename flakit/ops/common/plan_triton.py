@@ -67,7 +67,7 @@ class ChunkPlan:
     def at_once(self) -> int:
         """How many (chunk, head) pairs a program for chunks that are not mild visits, with one load of their flags."""
         enough = self.chunks * self.H // (2 * FULL_GPU)
-        return min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
+        return min(8, 1 << enough.bit_length()) if self.width == "16-bit" or self.blocks else 1
 
     @cached_property
     def where(self) -> tuple:
@@ -302,9 +302,8 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     narrow = x.element_size() == 2
     if op == "rwkv7":
         return False, min(chunk_size or (CHUNK_SIZE if narrow else SHORT_CHUNK_SIZE), CHUNK_SIZE)
-    # Long chunks are for bfloat16; the interpreter, which cannot multiply it, takes them for float16.
-    supported = narrow and (x.dtype == torch.bfloat16 or interpreted())
+    # Of 16-bit inputs, bfloat16 has long chunks; the interpreter, which cannot multiply it, takes them for float16.
+    supported = x.dtype == torch.bfloat16 or interpreted() if narrow else op == "gsa"
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
-    supported |= op == "gsa" and not narrow
     longest = LONG_CHUNK_SIZE if supported and long else CHUNK_SIZE
     return narrow, min(chunk_size or longest, longest)

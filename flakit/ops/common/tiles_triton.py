@@ -23,6 +23,10 @@ BLOCK = tl.constexpr(16)
 """Rows of the blocks into which chunks of larger decays are cut. A block is mild under the conditions of a chunk, …"""
 BLOCK_TOKEN = tl.constexpr(-6.0)
 """… with this instead of `MILD_TOKEN`: a difference spans a quarter of the rows."""
+HALF_FLOAT32 = tl.constexpr(-8.0)
+"""As `MILD_HALF`, for float32 inputs: a factor e^x has a relative error of x 2^-24, the rounding of x."""
+TOKEN_FLOAT32 = tl.constexpr(-3.0)
+"""As `MILD_TOKEN` and `BLOCK_TOKEN`, for float32 inputs."""
 
 
 @triton.jit
@@ -191,11 +195,11 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.const
     """Return `half_decays` of a chunk's rows b_w [C, BK], and 1 if every decay is mild, else 0.
 
     BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise. SCALED: the inputs are
-    16-bit; for float32 inputs the bounds are an eighth: a factor e^x has x / 2^24 of relative error.
+    16-bit; float32 inputs have bounds of their own.
     """
-    HALF: tl.constexpr = MILD_HALF if SCALED else -8.0
-    TOKEN: tl.constexpr = MILD_TOKEN if SCALED else -3.0
-    BTOKEN: tl.constexpr = BLOCK_TOKEN if SCALED else -3.0
+    HALF: tl.constexpr = MILD_HALF if SCALED else HALF_FLOAT32
+    TOKEN: tl.constexpr = MILD_TOKEN if SCALED else TOKEN_FLOAT32
+    OF_BLOCK: tl.constexpr = BLOCK_TOKEN if SCALED else TOKEN_FLOAT32
     N: tl.constexpr = C // (BLOCK // 2)
     blocks_mild = 0
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
@@ -219,7 +223,7 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.const
         mild = tl.min(margin, 0) > 0
         if BLOCKS:
             halves = tl.sum(tl.reshape(b_w.to(tl.float32), (N, BLOCK // 2, b_w.shape[1])), 1)
-            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - HALF, lowest - BTOKEN), 0) > 0
+            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - HALF, lowest - OF_BLOCK), 0) > 0
     if BLOCKS:
         mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
     return first, second, mild.to(tl.int32)

@@ -33,7 +33,7 @@ from .slots_triton import (
     factor,
     in_terms,
     is_empty,
-    load_decays,
+    load_exponents,
     read_memory,
     softmax,
     softmax_grads,
@@ -164,7 +164,7 @@ def output_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
@@ -213,7 +213,7 @@ def softmax_grads_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
     upto = _upto(ones, b_g, C, MILD)
@@ -284,7 +284,7 @@ def slot_grads_kernel(
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
-    b_g = load_decays(g, start, end, i_h, H, M, C, BM, True, SCALED)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, True, SCALED)
     for i_g in range(G):
         i_hq = i_h * G + i_g
         prefetch_tile(dscores, start, end, i_hq, 0, H * G, M, C, M)
@@ -321,7 +321,7 @@ def slot_grads_kernel(
         start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED,
     )  # fmt: skip
     tl.debug_barrier()
-    b_g = load_decays(g, start, end, i_h, H, M, C, BM, True, SCALED)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, True, SCALED)
     key = factor(-_upto(ones, b_g, C, MILD), SCALED)
     if (not SCALED) or base < LEVELS:
         b_y *= factor(decays(ones, TO_END, b_g, C), SCALED)
@@ -371,7 +371,7 @@ def pass_grads_kernel(
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = load_decays(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)

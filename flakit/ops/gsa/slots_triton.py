@@ -6,16 +6,15 @@ import triton.language as tl
 
 from ..common.bands_triton import turned
 from ..common.blocks_triton import INTERPRETED, add_products, exp, sums, terms
-from ..common.tiles_triton import is_zero, load_tile, scaled, state_pointers
-from ..common.tiles_triton import load_decays as load_clamped
+from ..common.tiles_triton import is_zero, load_decays, load_tile, scaled, state_pointers
 
 TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Indices into `chunk_triton.sums_of_rows` of one block size: to the chunk's start, its end, (+ level) a boundary."""
 
 
 @triton.jit
-def load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-                MILD: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+def load_exponents(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+                   MILD: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Load the log decays of a chunk, [C, BM]; unless it is MILD, none is below -128 (`tiles_triton.load_decays`).
 
     SCALED, for 16-bit inputs: natural logarithms; else binary ones. Sums of these need no product before `factor`,
@@ -24,7 +23,7 @@ def load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.cons
     if MILD:
         b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
     else:
-        b_g = load_clamped(g, start, end, i_h, 0, H, M, C, BM)
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
     if not SCALED:
         b_g *= 1.4426950408889634
     return b_g
@@ -32,7 +31,7 @@ def load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.cons
 
 @triton.jit
 def factor(x, SCALED: tl.constexpr):
-    """Return the decay factor of x, a sum of `load_decays`. Not SCALED: with subnormal results."""
+    """Return the decay factor of x, a sum of `load_exponents`. Not SCALED: with subnormal results."""
     if SCALED:
         x = exp(x)
     elif INTERPRETED:

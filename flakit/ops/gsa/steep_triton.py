@@ -1,4 +1,4 @@
-"""GSA's gradients ds and dg of steep chunks (`chunk_triton` defines them) and of float32 inputs, by dyadic levels."""
+"""GSA's gradients ds and dg of steep chunks (`chunk_triton` defines them), by dyadic levels."""
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ from .slots_triton import (
     decays,
     factor,
     in_terms,
-    load_decays,
+    load_exponents,
     matrix,
     read_memory,
 )
@@ -57,7 +57,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
         # Rows of right halves pair with rows of left halves and vice versa: one product serves both.
         _, right, _, _ = halves(level, C)
         met = opposite_halves(level, C)
-        b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
+        b_g = load_exponents(g, start, end, i_h, H, M, C, BM, False, SCALED)
         between = matrix(ones, TO_BOUNDARY + level, C)
         weight = factor(sums(between, b_g), SCALED)
         b_x = _load_reads(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
@@ -92,7 +92,6 @@ def steep_slot_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
-    MEMORIES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Compute ds and dg for one chunk and head. In registers: z y^T [C, C]; x, ds, dg [C, BM].
 
@@ -100,8 +99,7 @@ def steep_slot_grads_kernel(
     queries; after, upto, total: sums of g in the chunk after a row, up to and with it, and over all rows:
         ds = Y = sum (y D_S^T) e^{after}
         dg_t = e^{total} sum S D_S + sum_{j<t} s_j Y_j + sum_{i>=t} x_i (z_i S^T) e^{upto_i}
-    Then the terms of pairs of rows, for both passes and each query of a group in turn. MEMORIES, PAIRS: whether this
-    launch adds the terms of the first and of the second kind; with PAIRS alone, to what ds and dg have.
+    Then the terms of pairs of rows, for both passes and each query of a group in turn.
 
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `inside_triton.slot_grads_kernel`; with float32 inputs, memories are float32 and scales None.
@@ -117,13 +115,9 @@ def steep_slot_grads_kernel(
             i_s = i_c * H + i_h
             start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
             o_c = tl.arange(0, C)
-            if MEMORIES:
-                b_ds = tl.zeros([C, BM], dtype=tl.float32)
-                b_dg = tl.zeros([C, BM], dtype=tl.float32)
-            else:
-                b_ds = load_tile(ds, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-                b_dg = load_tile(dg, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
-            for n in range(2 * MEMORIES):
+            b_ds = tl.zeros([C, BM], dtype=tl.float32)
+            b_dg = tl.zeros([C, BM], dtype=tl.float32)
+            for n in range(2):
                 second = n == 1
                 D = tl.where(second, V, K)
                 z, y, states, scales, dstates, dscales = _pass_tensors(
@@ -133,7 +127,7 @@ def steep_slot_grads_kernel(
                 b_y, b_SD = add_written(
                     b_y, b_SD, y, states, scales, dstates, dscales, start, end, i_h, i_s, H, M, D, C, BM, BD, BS, SCALED
                 )  # fmt: skip
-                b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
+                b_g = load_exponents(g, start, end, i_h, H, M, C, BM, False, SCALED)
                 b_y *= factor(decays(ones, TO_END, b_g, C), SCALED)
                 b_ds += b_y
                 b_dg += (factor(tl.sum(b_g.to(tl.float32), 0), SCALED) * b_SD)[None, :]
@@ -146,11 +140,11 @@ def steep_slot_grads_kernel(
                     for i_d in range(0, (D + BD - 1) // BD):
                         b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
                         b_x += read_memory(b_z, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
-                    b_g = load_decays(g, start, end, i_h, H, M, C, BM, False, SCALED)
+                    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, False, SCALED)
                     b_x *= factor(decays(ones, TO_START, b_g, C), SCALED)
                     b_x *= _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
                     b_dg = add_sums(b_dg, tl.trans(matrix(ones, TO_START, C)), b_x, not SCALED)
-            for n in range(2 * G * PAIRS):  # one loop for both passes: two would hold masks in registers for each other
+            for n in range(2 * G):  # one loop for both passes: two would hold masks in registers for each other
                 tl.debug_barrier()
                 i_hq, second = i_h * G + n // 2, n % 2 == 1
                 D = tl.where(second, V, K)
