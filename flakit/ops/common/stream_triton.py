@@ -29,7 +29,6 @@ def _walk(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
     decay and mild may be None."""
@@ -91,7 +90,7 @@ def stream_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
     TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr,
-    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
 
@@ -119,11 +118,11 @@ def stream_kernel(
     if i_v < NV:
         _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
               first_chunk, chunks, i_p, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
-              BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
     elif OTHER_V > 0:
         _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
               other_last, scale, begin, end, first_chunk, chunks, i_p, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
-              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
 
 
 @kernel
