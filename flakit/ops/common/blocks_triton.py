@@ -186,7 +186,7 @@ def add_full_product(acc, a_high, a_low, b_high, b_low):
 
 @triton.jit
 def operand(x, SPLIT: tl.constexpr):
-    """Return x as an operand of `add_operands`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
+    """Return x as an operand of `add_split_by_input`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
     high, low = x, x
     if SPLIT:
         high, low = split(x)
@@ -265,22 +265,6 @@ def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
         high, rest = _truncated(rest)
         acc = tl.dot(ones, high, acc)
     return tl.dot(ones, to_bfloat16(rest), acc)
-
-
-@triton.jit
-def decay_before(b_w_prev):
-    """Return the log decay over the rows before each row, [C, BK]. b_w_prev [C, BK]: w of the previous row, 0 at the
-    first.
-
-    It sums shifted rows instead of subtracting a row from an inclusive sum: nothing cancels and -inf stays -inf.
-    """
-    return tl.cumsum(b_w_prev, axis=0)
-
-
-@triton.jit
-def decay_after(b_w_next):
-    """Return the log decay over the rows after each row, [C, BK]. b_w_next [C, BK]: w of the next row, or 0."""
-    return tl.cumsum(b_w_next, axis=0, reverse=True)
 
 
 @triton.jit
