@@ -95,7 +95,7 @@ def test_how_many_tokens_a_chunk_has():
 
     assert taken(0) == taken(64) == taken(256) == {"rwkv6": 64, "rwkv7": 32, "gsa": 64}
     assert taken(32) == taken(64, K=32) == taken(0, K=32) == dict.fromkeys(OPERATORS, 32)
-    assert taken(0, dtype=torch.float32) == {"rwkv6": 32, "rwkv7": 16, "gsa": 32}
+    assert taken(0, dtype=torch.float32) == {"rwkv6": 32, "rwkv7": 16, "gsa": 64}
 
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")

@@ -36,16 +36,6 @@ def exp(x):
 
 
 @triton.jit
-def decay_factor(x, QUICK: tl.constexpr):
-    """Return e^x, x a log decay. QUICK, for 16-bit inputs: by `exp`; otherwise with subnormal results."""
-    if QUICK:
-        x = exp(x)
-    else:
-        x = tl.exp(x)
-    return x
-
-
-@triton.jit
 def prefetch(p, there, N: tl.constexpr):
     """Prefetch N elements from each of the pointers p into the L2 cache, where the mask `there` holds.
 
@@ -213,21 +203,11 @@ def add_full_product(acc, a_high, a_low, b_high, b_low):
 
 @triton.jit
 def operand(x, SPLIT: tl.constexpr):
-    """Return x as an operand of `add_operands`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
+    """Return x as an operand of `add_split_by_input`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
     high, low = x, x
     if SPLIT:
         high, low = split(x)
     return high, low
-
-
-@triton.jit
-def add_operands(acc, a_high, a_low, b_high, b_low, SPLIT: tl.constexpr):
-    """Return acc + a @ b in float32; a and b as `operand` returns them. Without SPLIT, three TF32 products."""
-    if SPLIT:
-        acc = add_product(acc, a_high, a_low, b_high, b_low)
-    else:
-        acc = tl.dot(a_high, b_high, acc, input_precision="tf32x3")
-    return acc
 
 
 @triton.jit
@@ -302,22 +282,6 @@ def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
         high, rest = _truncated(rest)
         acc = tl.dot(ones, high, acc)
     return tl.dot(ones, to_bfloat16(rest), acc)
-
-
-@triton.jit
-def decay_before(b_w_prev):
-    """Return the log decay over the rows before each row, [C, BK]. b_w_prev [C, BK]: w of the previous row, 0 at the
-    first.
-
-    It sums shifted rows instead of subtracting a row from an inclusive sum: nothing cancels and -inf stays -inf.
-    """
-    return tl.cumsum(b_w_prev, axis=0)
-
-
-@triton.jit
-def decay_after(b_w_next):
-    """Return the log decay over the rows after each row, [C, BK]. b_w_next [C, BK]: w of the next row, or 0."""
-    return tl.cumsum(b_w_next, axis=0, reverse=True)
 
 
 @triton.jit

@@ -33,8 +33,8 @@ CHUNK_SIZE = 32
 """Default chunk length in tokens, where neither LONG_CHUNK_SIZE nor SHORT_CHUNK_SIZE applies."""
 
 LONG_CHUNK_SIZE = 64
-"""Default chunk length of GSA in bfloat16 with 33 to 64 slots, as models have, and of RWKV6 in bfloat16 where K and V
-are 33 to 64; there only `stream_kernel` uses it, to compute the state entering each part of a sequence."""
+"""Default chunk length of GSA in bfloat16 and float32 with 33 to 64 slots, as models have, and of RWKV6 in bfloat16
+where K and V are 33 to 64; there only `stream_kernel` uses it, for the state entering each part of a sequence."""
 
 SHORT_CHUNK_SIZE = 16
 """Default chunk length of RWKV7 in float32: in longer chunks, work inside them grows more than the rest shrinks."""
@@ -124,17 +124,17 @@ ROWS = {
     ("rwkv7.recurrent_grads", "16-bit"): Launch(512, 16, 1, 1),
     ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("gsa.stream", "16-bit"): Launch(64, 128, 4, 2),
-    ("gsa.stream", "float32"): Launch(32, 64, 2, 2),
+    ("gsa.stream", "float32"): Launch(64, 64, 4, 2),
     ("gsa.output", "16-bit"): Launch(64, 128, 4, 1),
-    ("gsa.output", "float32"): Launch(32, 32, 2, 1),
+    ("gsa.output", "float32"): Launch(64, 64, 4, 1),
     ("gsa.softmax_grads", "16-bit"): Launch(64, 64, 4, 2),
     ("gsa.softmax_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa.slot_grads_of_memories", "float32"): Launch(64, 64, 4, 1),
+    ("gsa.slot_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.steep_slot_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.pass_grads", "16-bit"): Launch(64, 128, 4, 1),
-    ("gsa.pass_grads", "float32"): Launch(64, 64, 2, 1),
+    ("gsa.pass_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa128.stream", "16-bit"): Launch(64, 64, 4, 2),
     ("gsa128.stream", "float32"): Launch(32, 64, 2, 2),
     ("gsa128.output", "16-bit"): Launch(64, 64, 4, 1),
@@ -143,7 +143,7 @@ ROWS = {
     ("gsa128.softmax_grads", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.slot_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
-    ("gsa128.slot_grads_of_memories", "float32"): Launch(32, 32, 8, 1),
+    ("gsa128.slot_grads", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.steep_slot_grads", "float32"): Launch(32, 32, 8, 1),
     ("gsa128.pass_grads", "16-bit"): Launch(64, 64, 4, 1),
     ("gsa128.pass_grads", "float32"): Launch(16, 16, 8, 1),

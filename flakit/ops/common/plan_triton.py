@@ -38,7 +38,7 @@ class Stored(NamedTuple):
 
 
 class ChunkPlan:
-    """What all launches of a call share: sizes, positions of chunks, precision, and rows of the launch table.
+    """What all launches of a call share: sizes, positions of chunks, and rows of the launch table.
 
     op: prefix of its rows in the launch table, "rwkv6" for example. x: a sequence [B, T, H, rows]; V: columns of the
     state [rows, V]. chunk_size: 0 for the default. flags: how many numbers say whether a chunk of a head is mild; 0:
@@ -53,7 +53,6 @@ class ChunkPlan:
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
         self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
-        self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
         self.packing = packing
         if packing is None:
             self.N, self.chunks = B, B * cdiv(self.T, self.C)
@@ -67,7 +66,7 @@ class ChunkPlan:
     def at_once(self) -> int:
         """How many (chunk, head) pairs a program for chunks that are not mild visits, with one load of their flags."""
         enough = self.chunks * self.H // (2 * FULL_GPU)
-        return min(8, 1 << enough.bit_length()) if self.width == "16-bit" else 1
+        return min(8, 1 << enough.bit_length()) if self.width == "16-bit" or self.blocks else 1
 
     @cached_property
     def where(self) -> tuple:
@@ -81,7 +80,7 @@ class ChunkPlan:
     def sizes(self, kernel: str, V: int | None = None) -> tuple[dict, int, int]:
         """Return the keyword arguments of a kernel, and its numbers of blocks along K and V (default: the state's)."""
         launch, V = TABLE[f"{self.op}.{kernel}", self.width], self.columns if V is None else V
-        common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None, self.precision)
+        common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None)
         return dict(common), *blocks
 
     def paths(self, kernel: str):
@@ -169,7 +168,7 @@ class ChunkPlan:
         mild = None
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
-            if self.packing is not None or not self.scaled:
+            if self.packing is not None or not (self.scaled or self.blocks):
                 mild.zero_()
         L, parts, are_pieces = self.parts(NK * NV * self.H)
         where = (None, None, *self.where[1:], L)
@@ -287,10 +286,10 @@ def _whole_lines(count: int) -> int:
 
 
 @lru_cache(1024)
-def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool, precision: str) -> tuple[dict, int, int]:
+def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool) -> tuple[dict, int, int]:
     BK, BV = block_of(C, K, launch.BK), block_of(C, V, launch.BV)
     common = dict(
-        H=H, K=K, V=V, C=C, BK=BK, BV=BV, PACKED=packed, PRECISION=precision,
+        H=H, K=K, V=V, C=C, BK=BK, BV=BV, PACKED=packed,
         num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
     )  # fmt: skip
     return common, cdiv(K, BK), cdiv(V, BV)
@@ -302,8 +301,8 @@ def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[
     narrow = x.element_size() == 2
     if op == "rwkv7":
         return False, min(chunk_size or (CHUNK_SIZE if narrow else SHORT_CHUNK_SIZE), CHUNK_SIZE)
-    # Long chunks are for bfloat16; the interpreter, which cannot multiply it, takes them for float16.
-    supported = narrow and (x.dtype == torch.bfloat16 or interpreted())
+    # Of 16-bit inputs, bfloat16 has long chunks; the interpreter, which cannot multiply it, takes them for float16.
+    supported = x.dtype == torch.bfloat16 or interpreted() if narrow else op == "gsa"
     long = block(x.shape[-1], 128) == 64 and (op == "gsa" or block(V, 128) == 64)
     longest = LONG_CHUNK_SIZE if supported and long else CHUNK_SIZE
     return narrow, min(chunk_size or longest, longest)

@@ -10,16 +10,14 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    add_split_by_input,
-    decay_after,
-    decay_before,
+    add_products,
     exp,
+    input_terms,
     kernel,
     program,
-    split,
     sums,
     sums_of_columns,
-    to_operand,
+    terms,
 )
 from .positions_triton import locate_part, pieces_of
 from .tiles_triton import (
@@ -53,7 +51,6 @@ def _walk(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
     decay and mild may be None."""
@@ -71,12 +68,9 @@ def _walk(
         i_c = chunks - 1 - j if REVERSE else j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
-        if SCALED:
-            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-        else:
-            b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
-        if SCALED and not TOTALS:
-            first, second, is_mild = halves_and_mild(b_w, C, BLOCKS)
+        b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+        if (SCALED or BLOCKS) and not TOTALS:
+            first, second, is_mild = halves_and_mild(b_w, C, BLOCKS, SCALED)
             total = first + second
             half = exp(second if REVERSE else first)
             store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED, mild_scales, half, remainders)
@@ -90,15 +84,10 @@ def _walk(
                 store_state(states, scales, i_ch, b_S, i_k, i_v, K, V, BK, BV, SCALED)
         # e^{total} S + (x e^{after})^T y; REVERSE: the gradient before the chunk, with e^{before}.
         if BY_COLUMNS:
-            factor = exp(sums_of_columns(b_w, _passed(o_c[:, None], o_c[None, :], REVERSE, INCLUSIVE)))
-        elif SCALED:
-            factor = exp(sums(_passed(o_c[None, :], o_c[:, None], REVERSE, INCLUSIVE), b_w))
-        elif not REVERSE:
-            factor = tl.exp(decay_after(load_tile(w, start, end, i_h, i_k, 1, H, K, C, BK).to(tl.float32)))
-        elif INCLUSIVE:
-            factor = tl.exp(tl.cumsum(b_w.to(tl.float32), 0))
+            after = sums_of_columns(b_w, _passed(o_c[:, None], o_c[None, :], REVERSE, INCLUSIVE))
         else:
-            factor = tl.exp(decay_before(load_tile(w, start, end, i_h, i_k, -1, H, K, C, BK).to(tl.float32)))
+            after = sums(_passed(o_c[None, :], o_c[:, None], REVERSE, INCLUSIVE), b_w)
+        factor = exp(after) if SCALED else tl.exp(after)
         if REVERSE:
             factor *= scale
         b_S *= tl.exp(total)[:, None]
@@ -106,14 +95,10 @@ def _walk(
             b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK)
             b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
             if BY_COLUMNS:
-                x_high, x_low = split(tl.trans(b_x).to(tl.float32) * factor)
-                b_S = add_split_by_input(b_S, x_high, x_low, b_y)
-            elif SCALED:
-                x_high, x_low = split(b_x.to(tl.float32) * factor)
-                b_S = add_split_by_input(b_S, tl.trans(x_high), tl.trans(x_low), b_y)
+                x_terms = terms(tl.trans(b_x).to(tl.float32) * factor, 2)
             else:
-                b_x = to_operand(tl.trans(b_x.to(tl.float32) * factor), PRECISION)
-                b_S += tl.dot(b_x, b_y.to(tl.float32), input_precision=PRECISION)
+                x_terms = [tl.trans(term) for term in terms(b_x.to(tl.float32) * factor, 2 if SCALED else 3)]
+            b_S = add_products(b_S, x_terms, input_terms(b_y))
     if TOTALS:
         if decay is not None:
             o_k = i_k * BK + tl.arange(0, BK)
@@ -133,7 +118,7 @@ def stream_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
     TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr,
-    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{total} S + (k e^{after})^T v, chunk by chunk through a part; REVERSE: with (scale r e^{before})^T do.
 
@@ -161,11 +146,11 @@ def stream_kernel(
     if i_v < NV:
         _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
               first_chunk, chunks, i_p, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
-              BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
     elif OTHER_V > 0:
         _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
               other_last, scale, begin, end, first_chunk, chunks, i_p, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
-              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST, PRECISION)  # fmt: skip
+              OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
 
 
 @kernel

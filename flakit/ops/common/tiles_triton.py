@@ -24,6 +24,10 @@ BLOCK = tl.constexpr(16)
 """Rows of the blocks into which chunks of larger decays are cut. A block is mild under the conditions of a chunk, …"""
 BLOCK_TOKEN = tl.constexpr(-6.0)
 """… with this instead of `MILD_TOKEN`: a difference spans a quarter of the rows."""
+HALF_FLOAT32 = tl.constexpr(-8.0)
+"""As `MILD_HALF`, for float32 inputs: a factor e^x has a relative error of x 2^-24, the rounding of x."""
+TOKEN_FLOAT32 = tl.constexpr(-3.0)
+"""As `MILD_TOKEN` and `BLOCK_TOKEN`, for float32 inputs."""
 
 
 @triton.jit
@@ -188,11 +192,15 @@ def total_decay(b_w, C: tl.constexpr, SCALED: tl.constexpr):
 
 
 @triton.jit
-def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr):
+def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr):
     """Return `half_decays` of a chunk's rows b_w [C, BK], and 1 if every decay is mild, else 0.
 
-    BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise.
+    BLOCKS: 2 if the chunk is mild, 1 if only each of its blocks of `BLOCK` rows is, 0 otherwise. SCALED: the inputs are
+    16-bit; float32 inputs have bounds of their own.
     """
+    HALF: tl.constexpr = MILD_HALF if SCALED else HALF_FLOAT32
+    TOKEN: tl.constexpr = MILD_TOKEN if SCALED else TOKEN_FLOAT32
+    OF_BLOCK: tl.constexpr = BLOCK_TOKEN if SCALED else TOKEN_FLOAT32
     if C == SUMMED_BY_PRODUCT and b_w.dtype != tl.float32:
         o_c = tl.arange(0, C)
         # The sums of each half of a block or of the chunk, once for each of its rows.
@@ -202,19 +210,19 @@ def halves_and_mild(b_w, C: tl.constexpr, BLOCKS: tl.constexpr):
         lowest = tl.min(b_w.to(tl.float32))
         least = tl.minimum(first, second)
         if BLOCKS:  # one minimum over the channels, for which warps wait for each other, says both
-            level = (least > MILD_HALF).to(tl.int32) + (tl.min(by_row, 1) > MILD_HALF).to(tl.int32)
-            token = (lowest > MILD_TOKEN).to(tl.int32) + (lowest > BLOCK_TOKEN).to(tl.int32)
+            level = (least > HALF).to(tl.int32) + (tl.min(by_row, 1) > HALF).to(tl.int32)
+            token = (lowest > TOKEN).to(tl.int32) + (lowest > OF_BLOCK).to(tl.int32)
             mild = tl.minimum(tl.min(level), token)
         else:
-            mild = (tl.min(least) > MILD_HALF) & (lowest > MILD_TOKEN)
+            mild = (tl.min(least) > HALF) & (lowest > TOKEN)
     else:
         first, second = half_decays(b_w, C)
         lowest = tl.min(b_w.to(tl.float32), 0)
-        margin = tl.minimum(tl.minimum(first, second) - MILD_HALF, lowest - MILD_TOKEN)
+        margin = tl.minimum(tl.minimum(first, second) - HALF, lowest - TOKEN)
         mild = tl.min(margin, 0) > 0
         if BLOCKS:
             halves = tl.sum(tl.reshape(b_w.to(tl.float32), (C // (BLOCK // 2), BLOCK // 2, b_w.shape[1])), 1)
-            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - MILD_HALF, lowest - BLOCK_TOKEN), 0) > 0
+            blocks_mild = tl.min(tl.minimum(tl.min(halves, 0) - HALF, lowest - OF_BLOCK), 0) > 0
             mild = mild.to(tl.int32) + (mild | blocks_mild).to(tl.int32)
     return first, second, mild.to(tl.int32)
 

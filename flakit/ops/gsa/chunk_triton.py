@@ -12,17 +12,17 @@ form: a read x over the slots (dscores or p) sees the key s of the same and of e
 q k^T or do v^T, and reads a memory that includes its own token. All M slots are in registers: the softmax needs them.
 
 **Blocks.** A chunk is one block if its whole decay fits float32 (*mild*). Any other is cut into blocks of `BLOCK` rows
-or, where these are not mild either (*steep*) and for float32 inputs, into single rows. With upto_i the sum of g from
-the middle of i's block up to row i, negative before the middle, the decay of two rows of a block is the product of a
-factor of the read and one of the key, e^{upto_i - upto_j}: x*_i = x_i e^{upto_i} and s*_j = s_j e^{-upto_j}. (Of a
-single row upto is 0: a token reads itself without any decay.) Two rows of different blocks are in opposite halves at
-one dyadic level. There x* and s* are multiplied by the decay from their blocks' middles to the boundary of the halves,
-which is at most 1 and the same for all rows of a block; likewise to the chunk's start where x* reads a memory, and to
-its end where s* writes one. The memories' scales contain these two for mild chunks (`store_state`). All these
-exponents are sums of g over rows: products with the matrices of `sums_of_rows`.
+or, where these are not mild either (*steep*), into single rows. With upto_i the sum of g from the middle of i's block
+up to row i, negative before the middle, the decay of two rows of a block is the product of a factor of the read and one
+of the key, e^{upto_i - upto_j}: x*_i = x_i e^{upto_i} and s*_j = s_j e^{-upto_j}. (Of a single row upto is 0: a token
+reads itself without any decay.) Two rows of different blocks are in opposite halves at one dyadic level. There x* and
+s* are multiplied by the decay from their blocks' middles to the boundary of the halves, which is at most 1 and the same
+for all rows of a block; likewise to the chunk's start where x* reads a memory, and to its end where s* writes one. For
+mild chunks of 16-bit inputs the memories' scales contain these two (`store_state`). All these exponents are sums of g
+over rows: products with the matrices of `sums_of_rows`.
 
 Rows past a sequence's end are loaded as zeros, g too; no factor exceeds e^55, so that a zero stays a zero. Chunks have
-64 tokens where inputs are bfloat16, with 33 to 64 slots and as many queries as heads, else 32.
+64 tokens where inputs are bfloat16 or float32, with 33 to 64 slots and as many queries as heads, else 32.
 
 Operands of 16-bit inputs that contain decays are split into two bfloat16 numbers (`blocks_triton.split`). A memory is
 stored in float16 with a power of two for each row; products with it scale the rows of the other operand to float16 too:
@@ -31,13 +31,18 @@ that of the memory itself. But a score is an exponent: there an error of 2^-12 c
 bfloat16 inputs have larger errors themselves; for float16 inputs the stream also stores hk's rounding errors, for the
 scores alone (`remainders`).
 
+Operands of float32 inputs, memories too, are sums of three bfloat16 numbers, which hold all of float32: six products,
+each at twice the speed of the three TF32 products that would have the same digits. What is left is the error of a
+factor e^x, x 2^-24. So the bounds of a mild chunk are narrower (`tiles_triton`), and logarithms are binary
+(`slots_triton.load_exponents`).
+
 In a chunk of mild blocks the decay's gradient is a difference of two sums over rows, of reads and of their counterparts
-at the keys. In a mild chunk both come from the same split operands, with all four products of their parts, and are
-summed in three parts, which hold all of float32: the same products are added and subtracted, and only float32
-accumulation can differ. In smaller blocks a token's read of itself, which has no decay, is computed in float32 on both
-sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient does. The forward (scores) and
-softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the gradient may be
-far smaller than such a difference: there each term carries its own decay (`steep_triton`).
+at the keys. In a mild chunk of 16-bit inputs both come from the same split operands, with all four products of their
+parts, and are summed in three parts, which hold all of float32: the same products are added and subtracted, and only
+float32 accumulation can differ. In smaller blocks a token's read of itself, which has no decay, is computed in float32
+on both sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient does. The forward
+(scores) and softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the
+gradient may be far smaller than such a difference: there each term carries its own decay (`steep_triton`).
 
 A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton would merge equal loads, or hoist them.
 """
@@ -93,7 +98,7 @@ class _Plan(ChunkPlan):
             kernel[(programs,)](*flat, *where, self.chunks, AT_ONCE=self.at_once, **options)
             return
         programs = self.chunks * heads * (block_count if apart else 1)
-        for mild in (True, False) if self.scaled else (False,):
+        for mild in (True, False):
             kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
 
 
@@ -210,7 +215,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     hk, hv = plan.unpacked(saved[1], K), plan.unpacked(saved[2], V)
     slots = *q.shape[:3], plan.M
     p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
-    dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)
+    dscores, reads = plan.empty(slots), plan.empty(slots)
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
         v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
@@ -223,14 +228,8 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
-    if plan.scaled:
-        plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args)
-        plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, MEMORIES=True,
-                    PAIRS=True, SCALED=True)  # fmt: skip
-    else:  # float32 tiles leave no registers for both
-        for name, memories in (("slot_grads_of_memories", True), ("steep_slot_grads", False)):
-            plan.launch(name, steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, MEMORIES=memories,
-                        PAIRS=not memories, SCALED=False)  # fmt: skip
+    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)
+    plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, SCALED=plan.scaled)
     del reads, args  # the next gradients reuse its memory
     dv = torch.empty_like(v)
     plan.launch(

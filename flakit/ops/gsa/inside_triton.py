@@ -3,17 +3,13 @@
 import triton
 import triton.language as tl
 
+from ..common.bands_triton import turned
 from ..common.blocks_triton import (
-    add_full_product,
-    add_operands,
-    add_product,
-    add_split_by_input,
+    add_products,
     add_sums,
-    decay_factor,
     diagonal,
-    exp,
+    input_terms,
     kernel,
-    operand,
     program,
     split,
 )
@@ -21,8 +17,6 @@ from ..common.pairs_triton import BLOCK_LEVELS, masked, within
 from ..common.positions_triton import locate_chunk
 from ..common.tiles_triton import (
     from_middle,
-    is_zero,
-    load_decays,
     load_tile,
     mildest,
     prefetch_state,
@@ -33,8 +27,13 @@ from .slots_triton import (
     TO_BOUNDARY,
     TO_END,
     TO_START,
+    add_input_product,
     add_written,
     decays,
+    factor,
+    in_terms,
+    is_empty,
+    load_exponents,
     read_memory,
     softmax,
     softmax_grads,
@@ -43,56 +42,39 @@ from .slots_triton import (
 
 
 @triton.jit
-def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
+def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr):
     """Return base, the binary logarithm of the rows of a chunk's blocks, and a pointer to the matrices of these blocks.
 
     flag: the chunk's (`halves_and_mild`): 2 if MILD, 1 with mild blocks, else 0. ones: `chunk_triton.sums_of_rows`.
     """
     if MILD:
         base = LEVELS
-    elif SCALED:
-        base = tl.where(flag == 1, BLOCK_LEVELS, 0)
     else:
-        base = 0
+        base = tl.where(flag == 1, BLOCK_LEVELS, 0)
     return base, ones + flag * ((TO_BOUNDARY + LEVELS) << (2 * LEVELS))
 
 
 @triton.jit
-def _load_decays(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
-                 MILD: tl.constexpr):  # fmt: skip
-    """Load the log decays of a chunk; unless it is MILD, none is below -128 (`load_decays`)."""
-    if MILD:
-        b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    else:
-        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
-    return b_g
-
-
-@triton.jit
-def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):
+def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr):
     """Return the log decay from the middle of its block up to each row, [C, BM]; MILD: of the chunk, without waiting
-    for `ones`; None unless SCALED: blocks are then single rows. b_g [C, BM]: log decays."""
-    upto = None
+    for `ones`. b_g [C, BM]: log decays."""
     if MILD:
         upto = from_middle(b_g, C)
-    elif SCALED:
+    else:
         upto = decays(ones, 0, b_g, C)
     return upto
 
 
 @triton.jit
-def _decayed(x, upto, SIGN: tl.constexpr):
-    """Return x e^{upto} or, with SIGN -1, x e^{-upto}, in float32; x if upto is None."""
-    x = x.to(tl.float32)
-    if upto is not None:
-        x *= exp(SIGN * upto)
-    return x
+def _decayed(x, upto, SIGN: tl.constexpr, SCALED: tl.constexpr):
+    """Return x times the `factor` of upto or, with SIGN -1, of -upto, in float32."""
+    return x.to(tl.float32) * factor(SIGN * upto, SCALED)
 
 
 @triton.jit
-def _as_split(x, MILD: tl.constexpr):
-    """Return float32 x; MILD: rounded to the sum of the two bfloat16 parts of a split operand."""
-    if MILD:
+def _as_split(x, SPLIT: tl.constexpr):
+    """Return float32 x; SPLIT: rounded to the sum of the two bfloat16 parts of a split operand."""
+    if SPLIT:
         high, low = split(x)
         x = high.to(tl.float32) + low.to(tl.float32)
     return x
@@ -126,20 +108,17 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
     for i_d in range(0, (D + BD - 1) // BD):
         b_x = load_tile(x, start, end, i_hx, i_d, 0, HX, D, C, BD)
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
-        b_A = tl.dot(b_x, tl.trans(b_y), b_A, input_precision="tf32x3")
+        b_A = add_input_product(b_A, b_x, b_y)
         reads += read_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED, remainders)
-    b_s = _decayed(b_s, upto, -1)
-    if base < LEVELS:
-        reads *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+    b_s = _decayed(b_s, upto, -1, SCALED)
+    if (not SCALED) or base < LEVELS:
+        reads *= factor(decays(ones, TO_START, b_g, C), SCALED)
     for n in range(base, LEVELS):
-        weight = decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
-        A_high, A_low = operand(masked(_between(n, C), b_A), SCALED)
-        s_high, s_low = operand(b_s * weight, SCALED)
-        reads += add_operands(tl.zeros([C, BM], dtype=tl.float32), A_high, A_low, s_high, s_low, SCALED) * weight
-    if SCALED:
-        A_high, A_low = split(masked(_below(base, C, MILD), b_A))
-        s_high, s_low = split(b_s)
-        reads = add_full_product(reads, A_high, A_low, s_high, s_low)
+        weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        A, s = in_terms(masked(_between(n, C), b_A), SCALED), in_terms(b_s * weight, SCALED)
+        reads += add_products(tl.zeros([C, BM], dtype=tl.float32), A, s) * weight
+    A = in_terms(masked(_below(base, C, MILD), b_A), SCALED)
+    reads = add_products(reads, A, in_terms(b_s, SCALED), SCALED)
     if not MILD:
         reads += diagonal(b_A, C) * b_s
     return reads
@@ -147,22 +126,15 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as an `operand`."""
-    b_E = tl.zeros([C, C], dtype=tl.float32)
-    if SCALED:
-        x_high, x_low = split(b_x)
-        s_high, s_low = split(b_s)
-        b_E = masked(_below(base, C, True), add_product(b_E, x_high, x_low, tl.trans(s_high), tl.trans(s_low)))
-    else:
-        o_c = tl.arange(0, C)
-        b_E = tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_x * b_s, 1)[:, None], b_E)
+    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as in terms."""
+    b_E = add_products(tl.zeros([C, C], dtype=tl.float32), in_terms(b_x, SCALED), turned(in_terms(b_s, SCALED)))
+    b_E = masked(_below(base, C, True), b_E)
     for n in range(base, LEVELS):
         right = (tl.arange(0, C) >> n) & 1 == 1
-        b_x_or_s = tl.where(right[:, None], b_x, b_s) * decay_factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
-        high, low = operand(b_x_or_s, SCALED)
-        scores = add_operands(tl.zeros([C, C], dtype=tl.float32), high, low, tl.trans(high), tl.trans(low), SCALED)
-        b_E += masked(_between(n, C), scores)
-    return operand(b_E, SCALED)
+        b_x_or_s = tl.where(right[:, None], b_x, b_s) * factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        x_or_s = in_terms(b_x_or_s, SCALED)
+        b_E += masked(_between(n, C), add_products(tl.zeros([C, C], dtype=tl.float32), x_or_s, turned(x_or_s)))
+    return in_terms(b_E, SCALED)
 
 
 @kernel
@@ -189,29 +161,29 @@ def output_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
-    upto = _upto(ones, b_g, C, MILD, SCALED)
+    upto = _upto(ones, b_g, C, MILD)
     b_p = _reads(
         q, k, hk, hk_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS,
         LEVELS, MILD, SCALED, remainders,
     )  # fmt: skip
-    b_p = _decayed(b_p, upto, 1)
+    b_p = _decayed(b_p, upto, 1, SCALED)
     if KEEP:
         store_tile(logits, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1)
-    B_high, B_low = _scores(b_p, _decayed(b_s, upto, -1), b_g, base, ones, C, LEVELS, SCALED)
-    if base < LEVELS:
-        b_p *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1, SCALED)
+    B = _scores(b_p, _decayed(b_s, upto, -1, SCALED), b_g, base, ones, C, LEVELS, SCALED)
+    if (not SCALED) or base < LEVELS:
+        b_p *= factor(decays(ones, TO_START, b_g, C), SCALED)
     for i_v in range(0, (V + BV - 1) // BV):
         b_o = weighed_memory(b_p, hv, hv_scales, i_s, start < end, i_v, M, V, BM, BV, BS, SCALED)
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-        b_o = add_split_by_input(b_o, B_high, B_low, b_v)
+        b_o = add_products(b_o, B, input_terms(b_v))
         store_tile(o, b_o, start, end, i_hq, i_v, H * G, V, C, BV)
 
 
@@ -238,13 +210,13 @@ def softmax_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
-    upto = _upto(ones, b_g, C, MILD, SCALED)
+    upto = _upto(ones, b_g, C, MILD)
     b_dp = _reads(
         do, v, hv, hv_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS,
         LEVELS, MILD, SCALED,
@@ -253,36 +225,33 @@ def softmax_grads_kernel(
     b_p = softmax(b_logits * scale, M, BM)
     stored = b_p.to(p.dtype.element_ty)
     store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
-    b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1), SCALED) * scale
+    b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1, SCALED), SCALED) * scale
     store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
-    if SCALED:
-        b_reads = _as_split(_decayed(stored, upto, 1), MILD) * b_dp
-        b_reads += _as_split(_decayed(b_x, upto, 1), MILD) * _decayed(b_logits, upto, -1)
-        store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
+    b_reads = _as_split(_decayed(stored, upto, 1, SCALED), MILD and SCALED) * b_dp
+    b_reads += _as_split(_decayed(b_x, upto, 1, SCALED), MILD and SCALED) * _decayed(b_logits, upto, -1, SCALED)
+    store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
 @triton.jit
 def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr,
                    M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
-                   LEVELS: tl.constexpr, MILD: tl.constexpr):  # fmt: skip
+                   LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Return b_z + the reads of each key in one pass, sum_i (z_i^T y_j) x_i without the factor e^{-upto_j}, [C, BM]."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
     b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
     for i_d in range(0, (D + BD - 1) // BD):
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
-        b_dA = tl.dot(b_y, tl.trans(b_z1), b_dA)
-    b_x = b_x.to(tl.float32) * exp(upto)
+        b_dA = add_input_product(b_dA, b_y, b_z1)
+    b_x = _decayed(b_x, upto, 1, SCALED)
     for n in range(base, LEVELS):
-        weight = exp(decays(ones, TO_BOUNDARY + n, b_g, C))
-        dA_high, dA_low = split(masked(tl.trans(_between(n, C)), b_dA))
-        x_high, x_low = split(b_x * weight)
-        b_z += add_product(tl.zeros([C, BM], dtype=tl.float32), dA_high, dA_low, x_high, x_low) * weight
+        weight = factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
+        dA = in_terms(masked(tl.trans(_between(n, C)), b_dA), SCALED)
+        b_z += add_products(tl.zeros([C, BM], dtype=tl.float32), dA, in_terms(b_x * weight, SCALED)) * weight
     if not MILD:
         b_z += diagonal(b_dA, C) * b_x
-    dA_high, dA_low = split(masked(tl.trans(_below(base, C, MILD)), b_dA))
-    x_high, x_low = split(b_x)
-    return add_full_product(b_z, dA_high, dA_low, x_high, x_low)
+    dA = in_terms(masked(tl.trans(_below(base, C, MILD)), b_dA), SCALED)
+    return add_products(b_z, dA, in_terms(b_x, SCALED), SCALED)
 
 
 @kernel
@@ -292,7 +261,8 @@ def slot_grads_kernel(
     sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute ds and dg for one chunk of mild blocks and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
 
@@ -310,11 +280,11 @@ def slot_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if flag != 1 + MILD:
         return
-    base, ones = _blocks(flag, ones, LEVELS, MILD, True)
+    base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     o_c = tl.arange(0, C)
-    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, True, SCALED)
     if MILD:  # other chunks take longer for their arithmetic, and gain nothing
         for i_g in range(G):
             i_hq = i_h * G + i_g
@@ -323,15 +293,17 @@ def slot_grads_kernel(
             prefetch_tile(p, start, end, i_hq, 0, H * G, M, C, M)
             prefetch_tile(reads, start, end, i_hq, 0, H * G, M, C, M)
         prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
-    upto = _upto(ones, b_g, C, MILD, True)
+    upto = _upto(ones, b_g, C, MILD)
     b_z = tl.zeros([C, BM], dtype=tl.float32)
     for i_g in range(G):
         i_hq = i_h * G + i_g
         b_z = _add_key_reads(
-            b_z, dscores, k, q, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK, LEVELS, MILD
+            b_z, dscores, k, q, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK, LEVELS, MILD,
+            SCALED,
         )  # fmt: skip
         b_z = _add_key_reads(
-            b_z, p, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS, MILD
+            b_z, p, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS, MILD,
+            SCALED,
         )  # fmt: skip
     if MILD:
         prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
@@ -343,31 +315,30 @@ def slot_grads_kernel(
     b_y, b_SD = add_written(
         b_y, b_SD, k, hk, hk_scales,
         dhk, dhk_scales,
-        start, end, i_h, i_s, H, M, K, C, BM, BK, BS, True,
+        start, end, i_h, i_s, H, M, K, C, BM, BK, BS, SCALED,
     )  # fmt: skip
     b_y, b_SD = add_written(
         b_y, b_SD, v, hv, hv_scales,
         dhv, dhv_scales,
-        start, end, i_h, i_s, H, M, V, C, BM, BV, BS, True,
+        start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED,
     )  # fmt: skip
     tl.debug_barrier()
-    b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
-    upto = _upto(ones, b_g, C, MILD, True)
-    key = exp(-upto)
-    if base < LEVELS:
-        b_y *= exp(decays(ones, TO_END, b_g, C))
-        b_SD *= exp(tl.sum(b_g.to(tl.float32), 0))
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, True, SCALED)
+    key = factor(-_upto(ones, b_g, C, MILD), SCALED)
+    if (not SCALED) or base < LEVELS:
+        b_y *= factor(decays(ones, TO_END, b_g, C), SCALED)
+        b_SD *= factor(tl.sum(b_g.to(tl.float32), 0), SCALED)
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
-    b_s = _as_split(load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key, MILD)
+    b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key
+    b_s = _as_split(b_s, MILD and SCALED)
     passing = -b_s * b_z
     for i_g in range(G):
         passing += load_tile(reads, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM)
     b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)
     b_dg += b_SD[None, :]
-    b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, False)
-    empty = is_zero(hk_scales, i_s, start < end, 0, M, K, BM, BS) & is_zero(
-        hv_scales, i_s, start < end, 0, M, V, BM, BS
-    )
+    b_dg = add_sums(b_dg, o_c[:, None] > o_c[None, :], b_s * b_y, not SCALED)
+    empty = is_empty(hk, hk_scales, i_s, start < end, M, K, BM, BK, BS, SCALED)
+    empty &= is_empty(hv, hv_scales, i_s, start < end, M, V, BM, BV, BS, SCALED)
     b_dg = tl.where((o_c == 0)[:, None] & empty[None, :], 0.0, b_dg)
     store_tile(dg, b_dg, start, end, i_h, 0, H, M, C, BM)
 
@@ -399,10 +370,10 @@ def pass_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    base, ones = _blocks(flag, ones, LEVELS, MILD, SCALED)
+    base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
-    b_g = _load_decays(g, start, end, i_h, H, M, C, BM, MILD)
+    b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     if G == 1:
         b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
@@ -411,36 +382,36 @@ def pass_grads_kernel(
         if FIRST:
             prefetch_state(states, i_s, start < end, 0, 0, M, D, BM, D)
             prefetch_tile(y, start, end, i_h, 0, H, D, C, D)
-    upto = _upto(ones, b_g, C, MILD, SCALED)
-    b_s = _decayed(b_s, upto, -1)
+    upto = _upto(ones, b_g, C, MILD)
+    b_s = _decayed(b_s, upto, -1, SCALED)
     if G == 1:
-        b_x = _decayed(b_x, upto, 1)
-        E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+        b_x = _decayed(b_x, upto, 1, SCALED)
+        E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
     left = b_s
-    if base < LEVELS:
-        left *= decay_factor(decays(ones, TO_END, b_g, C), SCALED)
+    if (not SCALED) or base < LEVELS:
+        left *= factor(decays(ones, TO_END, b_g, C), SCALED)
     for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
         i_d = i_b + n
         b_dy = weighed_memory(left, dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
         for i_g in range(G):
             if G > 1:
-                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1)
-                E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
+                E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
             b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
-            b_dy = add_split_by_input(b_dy, tl.trans(E_high), tl.trans(E_low), b_z)
+            b_dy = add_products(b_dy, turned(E), input_terms(b_z))
         store_tile(dy, b_dy, start, end, i_h, i_d, H, D, C, BD)
     if FIRST:
         tl.debug_barrier()
         for i_g in range(G):
             i_hq = i_h * G + i_g
-            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1)
+            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
             if G > 1:
-                E_high, E_low = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
-            if base < LEVELS:
-                b_x *= decay_factor(decays(ones, TO_START, b_g, C), SCALED)
+                E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
+            if (not SCALED) or base < LEVELS:
+                b_x *= factor(decays(ones, TO_START, b_g, C), SCALED)
             for n in tl.range(0, OWN_BLOCKS, disable_licm=True):
                 i_d = i_b + n
                 b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
                 b_dz = weighed_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
-                b_dz = add_split_by_input(b_dz, E_high, E_low, b_y)
+                b_dz = add_products(b_dz, E, input_terms(b_y))
                 store_tile(dz, b_dz, start, end, i_hq, i_d, H * G, D, C, BD)

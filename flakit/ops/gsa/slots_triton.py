@@ -4,11 +4,41 @@ and the softmax over slots."""
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import sums
-from ..common.tiles_triton import load_tile, scaled, state_pointers
+from ..common.bands_triton import turned
+from ..common.blocks_triton import INTERPRETED, add_products, exp, sums, terms
+from ..common.tiles_triton import is_zero, load_decays, load_tile, scaled, state_pointers
 
 TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Indices into `chunk_triton.sums_of_rows` of one block size: to the chunk's start, its end, (+ level) a boundary."""
+
+
+@triton.jit
+def load_exponents(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
+                   MILD: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """Load the log decays of a chunk, [C, BM]; unless it is MILD, none is below -128 (`tiles_triton.load_decays`).
+
+    SCALED, for 16-bit inputs: natural logarithms; else binary ones. Sums of these need no product before `factor`,
+    whose rounding errors would not cancel between two rows as their decays do.
+    """
+    if MILD:
+        b_g = load_tile(g, start, end, i_h, 0, 0, H, M, C, BM)
+    else:
+        b_g = load_decays(g, start, end, i_h, 0, H, M, C, BM)
+    if not SCALED:
+        b_g *= 1.4426950408889634
+    return b_g
+
+
+@triton.jit
+def factor(x, SCALED: tl.constexpr):
+    """Return the decay factor of x, a sum of `load_exponents`. Not SCALED: with subnormal results."""
+    if SCALED:
+        x = exp(x)
+    elif INTERPRETED:
+        x = tl.exp2(x)
+    else:
+        x = tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return x
 
 
 @triton.jit
@@ -22,6 +52,22 @@ def matrix(ones, n, C: tl.constexpr):
 def decays(ones, n, b_g, C: tl.constexpr):
     """Return the sums [C, BM] of log decays b_g [C, BM] over the rows that matrix n of ones selects for each row."""
     return sums(matrix(ones, n, C), b_g)
+
+
+@triton.jit
+def in_terms(x, SCALED: tl.constexpr):
+    """Return float32 x in `terms`: two for 16-bit inputs, SCALED, three for float32 inputs."""
+    return terms(x, 2 if SCALED else 3)
+
+
+@triton.jit
+def add_input_product(acc, x, y):
+    """Return acc + x @ y^T of two tiles of inputs."""
+    if x.dtype == tl.float32:
+        acc = add_products(acc, terms(x, 3), turned(terms(y, 3)))
+    else:
+        acc = tl.dot(x, tl.trans(y), acc)
+    return acc
 
 
 @triton.jit
@@ -54,7 +100,7 @@ def read_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.const
             reads += tl.dot(x_16, tl.trans(memory(remainders, i, there, i_d, M, D, BM, BD)))
         reads *= x_unit[:, None] * unit[None, :]
     else:
-        reads = tl.dot(b_x, tl.trans(b_S), input_precision="tf32x3")
+        reads = add_input_product(tl.zeros([b_x.shape[0], BM], dtype=tl.float32), b_x, b_S)
     return reads
 
 
@@ -67,7 +113,7 @@ def weighed_memory(b_x, states, scales, i, there, i_d, M: tl.constexpr, D: tl.co
         x_16, x_unit = scaled(b_x * units(scales, i, there, i_d, M, D, BM, BD, BS)[None, :])
         rows = tl.dot(x_16, b_S) * x_unit[:, None]
     else:
-        rows = tl.dot(b_x, b_S, input_precision="tf32x3")
+        rows = add_products(tl.zeros([b_x.shape[0], BD], dtype=tl.float32), terms(b_x, 3), terms(b_S, 3))
     return rows
 
 
@@ -94,6 +140,20 @@ def add_written(b_ds, b_SD, y, states, scales, dstates, dscales, start, end, i_h
         else:
             b_SD += tl.sum(b_S * b_D, 1)
     return b_ds, b_SD
+
+
+@triton.jit
+def is_empty(states, scales, i, there, M: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+             BS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """Return the mask [BM] of the rows of memory i that are 0 (`tiles_triton.is_zero`)."""
+    if SCALED:
+        empty = is_zero(scales, i, there, 0, M, D, BM, BS)
+    else:
+        largest = tl.zeros([BM], dtype=tl.float32)
+        for i_d in range(0, (D + BD - 1) // BD):
+            largest = tl.maximum(largest, tl.max(tl.abs(memory(states, i, there, i_d, M, D, BM, BD)), 1))
+        empty = largest == 0.0
+    return empty
 
 
 @triton.jit

@@ -426,7 +426,6 @@ def key_grads_kernel(
 def _launch(plan, kernel, mild_kernel, dyadic_kernel, *args):
     """Launch the kernels of both paths, the mild one for 16-bit inputs only. args: those before `plan.where`."""
     for options, NV in plan.paths(kernel):
-        del options["PRECISION"]
         blocks = cdiv(plan.rows, options["BK"]) if kernel == "key_grads" else NV
         grid = (plan.chunks * plan.H * blocks,)
         path_is_mild = options.pop("MILD")

@@ -600,6 +600,11 @@ class _Plan(ChunkPlan):
 
     def __init__(self, r, v, packing, chunk_size):
         super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
+        self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
+
+    def sizes(self, kernel, V=None):
+        common, *blocks = super().sizes(kernel, V)
+        return common | dict(PRECISION=self.precision), *blocks
 
     def zero_flags(self):
         """Return zeros [chunks, H, 1] int32, in which the mild path's first kernel, if there is one, flags chunks."""

@@ -44,6 +44,7 @@ CONFIGURATIONS = {
     "bf16-K100-V100-M40-G2-packed-states": Launches(
         chunk, bf16, 100, 100, M=40, group=2, packed=True, states=True, only="pass_grads"
     ),
+    "f32-K128-V128-M64": Launches(chunk, f32, 128, 128, M=64),
     "f32-K64-V64-M128": Launches(chunk, f32, 64, 64, M=128),
     "f32-K64-V64-M64-C32": Launches(chunk, f32, 64, 64, M=64, chunk_size=32),
     "f16-K24-V100-M20-G2-packed-states-C32": Launches(
