@@ -127,13 +127,14 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
     """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as in terms."""
-    b_E = add_products(tl.zeros([C, C], dtype=tl.float32), in_terms(b_x, SCALED), turned(in_terms(b_s, SCALED)))
-    b_E = masked(_below(base, C, True), b_E)
+    x, s = in_terms(b_x, SCALED), in_terms(b_s, SCALED)
+    b_E = masked(_below(base, C, True), add_products(tl.zeros([C, C], dtype=tl.float32), x, turned(s)))
     for n in range(base, LEVELS):
         right = (tl.arange(0, C) >> n) & 1 == 1
         b_x_or_s = tl.where(right[:, None], b_x, b_s) * factor(decays(ones, TO_BOUNDARY + n, b_g, C), SCALED)
         x_or_s = in_terms(b_x_or_s, SCALED)
-        b_E += masked(_between(n, C), add_products(tl.zeros([C, C], dtype=tl.float32), x_or_s, turned(x_or_s)))
+        scores = add_products(tl.zeros([C, C], dtype=tl.float32), x_or_s, turned(x_or_s))
+        b_E += masked(_between(n, C), scores)
     return in_terms(b_E, SCALED)
 
 

@@ -63,8 +63,8 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
         b_x = _load_reads(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
-        met_pairs = [masked(met, term) for term in pairs]
-        b_z = add_products(tl.zeros_like(b_ds), met_pairs, in_terms(b_met, SCALED))
+        x_or_s = in_terms(b_met, SCALED)
+        b_z = add_products(tl.zeros_like(b_ds), [masked(met, term) for term in pairs], x_or_s)
         b_ds += tl.where(right[:, None], 0.0, b_z * weight)
         # The gate at t acts on the reads from t on in a right half, on the keys before t in a left half.
         b_dg = add_sums(b_dg, tl.trans(between), b_met * b_z, not SCALED)
