@@ -103,10 +103,12 @@ class ChunkPlan:
         return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
 
     def allocate_states(self, V: int) -> torch.Tensor:
-        """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes."""
+        """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
+        an operator may return it."""
         stored = self.empty(self.stored_shape(V))
         if self.packing is not None:
-            stored.zero_()  # a packed batch may fill fewer chunks than are allocated
+            if self.packing.returned:
+                stored.zero_()  # a packed batch may fill fewer chunks than are allocated
         elif self.scaled:
             used = self._scales(V)
             scales = _whole_lines(used)
@@ -138,7 +140,7 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None):
+    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
         """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild, int32
         [chunks, H, NK] (reverse: None). The states share one tensor of `stored_shape`, which `unpacked` splits.
 
@@ -151,7 +153,7 @@ class ChunkPlan:
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
         launch, and a tensor for each is returned.
         remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
-        (`store_state`).
+        (`store_state`). mild: the tensor to be filled and returned as the second result, if it is allocated already.
         """
         inputs = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in inputs]
@@ -166,9 +168,8 @@ class ChunkPlan:
             NV += other_NV
         # Kernels read only what was written, and gradients of states are no operator's output.
         stored = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
-        mild = None
         if not reverse:
-            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
+            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32) if mild is None else mild
             if self.packing is not None or not self.scaled:
                 mild.zero_()
         L, parts, are_pieces = self.parts(NK * NV * self.H)

@@ -43,7 +43,7 @@ A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton wo
 """
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -72,6 +72,15 @@ class _Plan(ChunkPlan):
         self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
         self.device = s.device
 
+    @cached_property
+    def inside(self) -> tuple:
+        """The arguments of positions that kernels inside chunks share: `sums_of_rows`, then `where`."""
+        return sums_of_rows(self.C, self.device), *self.where
+
+    def saved_sizes(self, q) -> tuple[int, int]:
+        """Return the elements of the first saved tensor: scores, rounded up to 16 bytes, and mild flags."""
+        return cdiv(q.shape[:3].numel() * self.M, 4) * 4, self.chunks * self.H * self.flags
+
     def launch(
         self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
@@ -86,15 +95,13 @@ class _Plan(ChunkPlan):
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
             self.packing is not None, tuple(blocks.items()),
         )  # fmt: skip
-        options = options | more | dict(LEVELS=self.C.bit_length() - 1)
-        where = sums_of_rows(self.C, self.device), *self.where
         if steep:
             flat, programs = self.flattened(args, mild=False), cdiv(self.chunks * heads, self.at_once)
-            kernel[(programs,)](*flat, *where, self.chunks, AT_ONCE=self.at_once, **options)
+            kernel[(programs,)](*flat, *self.inside, self.chunks, AT_ONCE=self.at_once, **options, **more)
             return
         programs = self.chunks * heads * (block_count if apart else 1)
         for mild in (True, False) if self.scaled else (False,):
-            kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
+            kernel[(programs,)](*self.flattened(args, mild), *self.inside, MILD=mild, **options, **more)
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -133,7 +140,7 @@ def _options(
 ) -> tuple[dict, int]:
     """Return the keyword arguments of a kernel, and the product of its numbers of blocks along the axes in `blocks`."""
     options = dict(
-        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
+        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
         num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
     )  # fmt: skip
     for name, size in blocks:
@@ -166,14 +173,13 @@ ACCEPTS_FUNCTIONS = True
 
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling [B, T, HQ, M]
-    and the mild flags; hk and hv entering every chunk, slots as rows."""
+    and the mild flags (`_Plan.saved_sizes`); hk and hv entering every chunk, slots as rows."""
     plan = _Plan(q, v, s, packing, chunk_size)
-    reads, flags = q.shape[:3].numel() * plan.M, plan.chunks * plan.H * plan.flags
-    return (reads + flags,), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
+    return (sum(plan.saved_sizes(q)),), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (first empty unless `keep`)."""
+    """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (no scores unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
@@ -182,20 +188,24 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     remainders = None
     if s.dtype == torch.float16:
         remainders = plan.empty(plan.chunks, plan.H, plan.M, K, dtype=torch.float16)
-    (hk, hv), mild = plan.states(
-        s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders
-    )
-    o, logits = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
+    reads, flags = plan.saved_sizes(q)
+    kept = plan.empty(reads + flags if keep else flags)
+    if keep and (used := q.shape[:3].numel() * plan.M) < reads:
+        kept[used:reads] = 0
+    mild = kept[-flags:].view(torch.int32)
+    (hk, hv), _ = plan.states(
+        s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders,
+        mild=mild,
+    )  # fmt: skip
+    o = q.new_empty(*q.shape[:3], V)
     plan.launch(
         "output", output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, logits, scale, KEEP=keep,
+        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, kept, scale, KEEP=keep,
         SCALED=plan.scaled,
     )  # fmt: skip
-    if keep:
-        if packing is not None:
-            packing.saved_rows.append(logits[: -mild.numel()].view(*q.shape[:3], plan.M))
-        logits[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (logits, hk, hv)
+    if keep and packing is not None and packing.returned:
+        packing.saved_rows.append(kept[:used].view(*q.shape[:3], plan.M))
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (kept, hk, hv)
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
@@ -203,11 +213,10 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)
-    logits, mild = saved[0].split_with_sizes(
-        [saved[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
-    )
-    mild = mild.view(torch.int32)
-    hk, hv = plan.unpacked(saved[1], K), plan.unpacked(saved[2], V)
+    logits, hk, hv = saved
+    _, flags = plan.saved_sizes(q)
+    mild = logits[-flags:].view(torch.int32)
+    hk, hv = plan.unpacked(hk, K), plan.unpacked(hv, V)
     slots = *q.shape[:3], plan.M
     p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots if plan.scaled else 0)

@@ -424,8 +424,8 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S only if keep."""
     plan = _Plan(r, v, packing, FORWARD)
     group_size = launch_options("rwkv6.fused.scores", r)["num_warps"]
-    # Saved tensors must not be uninitialized, and packed sequences may not fill them.
-    allocate = r.new_zeros if plan.packed else r.new_empty
+    # Packed sequences may not fill what is allocated, and what an operator returns must be initialized.
+    allocate = r.new_zeros if plan.packed and packing.returned else r.new_empty
     shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
