@@ -173,10 +173,10 @@ class Packing:
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """Return the layout in pieces of `tokens` tokens, at least `least` for each sequence; launch it if needed."""
-        self.request(tokens, least)
-        while (tokens, least) not in self._laid_out:
+        while (found := self._laid_out.get((tokens, least))) is None:
+            self.request(tokens, least)
             self._lay_out()
-        return self._laid_out[tokens, least]
+        return found
 
     def _lay_out(self) -> None:
         """Lay out the requested sizes of pieces in one launch, at most SIZES of them."""

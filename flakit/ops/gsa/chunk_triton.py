@@ -47,6 +47,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from ..common.kernel_triton import Options, launch
 from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
@@ -91,17 +92,19 @@ class _Plan(ChunkPlan):
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
         the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
-        options, block_count = _options(
+        sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
             self.packing is not None, tuple(blocks.items()),
         )  # fmt: skip
         if steep:
-            flat, programs = self.flattened(args, mild=False), cdiv(self.chunks * heads, self.at_once)
-            kernel[(programs,)](*flat, *self.inside, self.chunks, AT_ONCE=self.at_once, **options, **more)
+            options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
+            flat = [*self.flattened(args, mild=False), *self.inside, self.chunks]
+            launch(kernel, (cdiv(self.chunks * heads, self.at_once),), flat, options)
             return
-        programs = self.chunks * heads * (block_count if apart else 1)
         for mild in (True, False) if self.scaled else (False,):
-            kernel[(programs,)](*self.flattened(args, mild), *self.inside, MILD=mild, **options, **more)
+            options, block_count = _options(*sizes, MILD=mild, **more)
+            programs = self.chunks * heads * (block_count if apart else 1)
+            launch(kernel, (programs,), [*self.flattened(args, mild), *self.inside], options)
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -136,12 +139,14 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
 
 @lru_cache(1024)
 def _options(
-    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
-) -> tuple[dict, int]:
-    """Return the keyword arguments of a kernel, and the product of its numbers of blocks along the axes in `blocks`."""
-    options = dict(
+    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
+    **more,
+) -> tuple[Options, int]:  # fmt: skip
+    """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
+    `blocks`."""
+    options = Options(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
-        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
+        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
     )  # fmt: skip
     for name, size in blocks:
         options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
@@ -200,12 +205,11 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     o = q.new_empty(*q.shape[:3], V)
     plan.launch(
         "output", output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, kept, scale, KEEP=keep,
-        SCALED=plan.scaled,
+        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep, SCALED=plan.scaled,
     )  # fmt: skip
     if keep and packing is not None and packing.returned:
         packing.saved_rows.append(kept[:used].view(*q.shape[:3], plan.M))
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (kept, hk, hv)
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (kept, hk.whole, hv.whole)
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
@@ -229,7 +233,6 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     (dhk, dhv), _ = plan.states(
         dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
     )
-    dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
     if plan.scaled:
