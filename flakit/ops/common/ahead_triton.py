@@ -216,10 +216,11 @@ def _listed() -> Iterator[list[_Job]]:
 
 
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
-    """Start all jobs in threads, first those of most arguments, mostly the largest kernels; return lists of futures."""
+    """Start all jobs in threads and return lists of futures. First come those of most arguments, mostly the largest
+    kernels, and of equally many those launched last: a backward's and, after its mild form, a kernel's other one."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
     pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
-    order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))
+    order = sorted((job for jobs in lists for job in jobs), key=lambda job: len(job.args))[::-1]
     futures = {id(job): pool.submit(job.run) for job in order}
     pool.shutdown(wait=False)
     return [[futures[id(job)] for job in jobs] for jobs in lists]
