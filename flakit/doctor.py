@@ -336,11 +336,14 @@ def check_operators() -> Iterator[Check]:
 
 
 def check_on(backend: str, device: str) -> Iterator[Check]:
-    """Run every operator and form on a few tokens in float32, on a GPU also in bfloat16; yield a `Check` each."""
+    """Run every operator and form on a few tokens in float32, on a GPU also in bfloat16; yield a `Check` each. Chunks
+    of RWKV6 and RWKV7 also run with heads of 64 channels, for which Triton has other kernels."""
     for name, op in OPERATORS.items():
-        tensors = inputs(op, T=20, H=1, K=16, V=24, initial_state=True, device=device)
         for form in op.forms:
-            yield _checked(name, form, backend, device, tensors)
+            for channels in (None, 64) if backend == "triton" and form == "chunk" and name != "gsa" else (None,):
+                K, V = (channels, channels) if channels else (16, 24)
+                tensors = inputs(op, T=20, H=1, K=K, V=V, initial_state=True, device=device)
+                yield _checked(name, form, backend, device, tensors, channels)
     if backend == "triton" and device == "cuda":
         yield from check_16_bits(device)
 

@@ -237,6 +237,13 @@ def test_command_runs_every_operator_on_every_backend():
         assert ran == {(name, form) for name, op in OPERATORS.items() for form in op.forms}
 
 
+@pytest.mark.interpret
+def test_kernels_of_float32_heads_of_64_channels_are_looked_at():
+    found = list(doctor.check_on("triton", "cpu"))
+    assert [(c.operator, c.form) for c in found if c.channels == 64] == [("rwkv6", "chunk"), ("rwkv7", "chunk")]
+    assert {c.dtype for c in found} == {"float32"} and [c for c in found if c.level != doctor.OK] == []
+
+
 def all_of_16_bits(device):
     found = list(doctor.check_16_bits(device))
     forms = [(c.operator, c.form, c.channels) for c in found]

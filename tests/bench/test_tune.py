@@ -85,9 +85,7 @@ def test_every_row_has_a_case_and_fields(key):
 
 
 @pytest.mark.parametrize(
-    "key",
-    [k for k in TABLE if k[0].startswith("rwkv7.") and "recurrent" not in k[0] and k[1] == "16-bit"],
-    ids=" ".join,
+    "key", [k for k in TABLE if k[0].startswith("rwkv7.") and "recurrent" not in k[0]], ids=" ".join
 )
 def test_rwkv7_is_called_with_the_heads_that_a_row_is_for(key):
     pytest.importorskip("triton")
@@ -96,10 +94,9 @@ def test_rwkv7_is_called_with_the_heads_that_a_row_is_for(key):
 
     for case in cases_of(key):
         T = 64 if case.B > 1 else 4096  # which is cut into parts
-        heads = (torch.empty(D, dtype=torch.bfloat16) for D in (case.K, case.V))
-        module = fused if fits_fused(*heads) else chunk
+        module = fused if fits_fused(torch.empty(case.K), torch.empty(case.V)) else chunk
         sizes = dict(K=case.K, V=case.V, H=case.B * case.H // 2, T=T)
-        made = [Launches(module, torch.bfloat16, hopper=hopper, **sizes) for hopper in (False, True)]
+        made = [Launches(module, getattr(torch, case.dtype), hopper=hopper, **sizes) for hopper in (False, True)]
         if key in {launch.row for each in made for launch in each.kernels()}:
             break
     else:

@@ -131,6 +131,32 @@ def test_one_kernel_at_a_time_is_translated_and_several_are_compiled(monkeypatch
                 future.result(timeout=60)
 
 
+def test_no_cycles_are_collected_during_a_translation(monkeypatch):
+    def copy_kernel(x, y):
+        tl.store(y, tl.load(x))
+
+    def make_ir(*args):
+        collected.append(gc.isenabled())
+        raise ValueError("not translated here")
+
+    kernel, x, collected = launched()(copy_kernel), torch.zeros(64), []
+    monkeypatch.setattr(ASTSource, "make_ir", make_ir)
+    with absent_gpu(90, "uncollected"), pytest.raises(ValueError, match="not translated here"):
+        ahead_triton._Job(kernel, [x, x], {}, None).run()
+    assert collected == [False] and gc.isenabled()
+
+
+def test_of_kernels_of_as_many_arguments_the_last_is_compiled_first(run, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(ahead_triton, "triton_key", lambda: None)
+    jobs = [ahead_triton._Job(None, [n] * 2, {}, None) for n in range(3)]
+    order = []
+    monkeypatch.setattr(ahead_triton._Job, "run", lambda job: order.append(job.args[0]))
+    for futures in ahead_triton._begin(jobs[:2], jobs[2:]):
+        ahead_triton.wait(futures)
+    assert order == [2, 1, 0]
+
+
 def test_a_launcher_is_built_while_its_kernel_is_compiled(monkeypatch):
     def copy_kernel(x, y):
         tl.store(y, tl.load(x))

@@ -67,6 +67,10 @@ class Kernels:
                 self._prepare(key, self._rehearse_backward, args)
             return self._run_backward(*args)
 
+    def packing(self, tensors, cu_seqlens: Tensor) -> Packing:
+        """Return what replaces cu_seqlens where an operator returns the saved tensors (`Packing.returned`)."""
+        return Packing(cu_seqlens, tensors[0].shape[1], returned=True)
+
     def _run_forward(self, *args):
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
         packing = _packing(tensors, cu_seqlens)
@@ -99,6 +103,7 @@ class Kernels:
 
     def _rehearse_forward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
+        cu_seqlens = _offsets(cu_seqlens)
         args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, saved = self._run_forward(*args)
@@ -119,10 +124,9 @@ class Kernels:
 
     def _rehearse_backward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
-        if isinstance(cu_seqlens, Packing):  # its launches do not happen here
-            cu_seqlens = cu_seqlens.cu_seqlens
+        args = *tensors, scale, state, _offsets(cu_seqlens), chunk_size, saved, do, _immediate(dfinal_state)
         with _listed() as backward:
-            self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, saved, do, _immediate(dfinal_state))
+            self._run_backward(*args)
         (self._known[key],) = _begin(backward)
 
 
@@ -133,6 +137,11 @@ def _immediate(state):
 
 def _packing(tensors, cu_seqlens: Tensor | Packing | None) -> Packing | None:
     return Packing(cu_seqlens, tensors[0].shape[1]) if isinstance(cu_seqlens, Tensor) else cu_seqlens
+
+
+def _offsets(cu_seqlens: Tensor | Packing | None) -> Tensor | None:
+    """Return the offsets alone for a rehearsal, in which no layout is launched."""
+    return cu_seqlens.cu_seqlens if isinstance(cu_seqlens, Packing) else cu_seqlens
 
 
 def _parts(state) -> list[Tensor]:
@@ -207,10 +216,11 @@ def _listed() -> Iterator[list[_Job]]:
 
 
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
-    """Start all jobs in threads, first those of most arguments, mostly the largest kernels; return lists of futures."""
+    """Start all jobs in threads and return lists of futures. First come those of most arguments, mostly the largest
+    kernels, and of equally many those launched last: a backward's and, after its mild form, a kernel's other one."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
     pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
-    order = sorted((job for jobs in lists for job in jobs), key=lambda job: -len(job.args))
+    order = sorted((job for jobs in lists for job in jobs), key=lambda job: len(job.args))[::-1]
     futures = {id(job): pool.submit(job.run) for job in order}
     pool.shutdown(wait=False)
     return [[futures[id(job)] for job in jobs] for jobs in lists]

@@ -8,6 +8,8 @@ only mma instructions that every GPU since sm_80 has; Triton compiles wgmma wron
 The *terms* of a tile are a tuple of bfloat16 tiles that add up to it (`blocks_triton.terms`).
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ import triton.language as tl
 from .blocks_triton import add_products, sums_along
 from .dispatch import FUSED_CHANNELS
 from .kernel_triton import runs_gluon
-from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, cdiv, width
+from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, Launch, cdiv, width
 from .pairs_triton import BLOCK
 
 BANDS = tl.constexpr(4)
@@ -210,11 +212,13 @@ def power_of_two(largest):
 
 def launch_options(kernel: str, r) -> dict:
     """Return the keyword arguments of a kernel in bands: sizes, and the options of its launch row. r [B, T, H, K]."""
-    launch = TABLE[kernel, width(r.element_size())]
-    return dict(
-        H=r.shape[2], K=r.shape[3], C=CHUNK, BK=CHANNELS,
-        num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
-    )  # fmt: skip
+    return _options(TABLE[kernel, width(r.element_size())], *r.shape[2:])
+
+
+@lru_cache(1024)
+def _options(launch: Launch, H: int, K: int) -> dict:
+    options = dict(H=H, K=K, C=CHUNK, BK=CHANNELS)
+    return options | dict(num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg)
 
 
 def takes_gluon(rows, others) -> bool:
@@ -252,6 +256,9 @@ class Parts:
         self.L = cdiv(max(SHORTEST_FUSED_PART, L), LONGEST) * LONGEST
         self.parts = self.capacity(CHUNK * self.L)
         self.several = self.parts > self.N
+        if self.packed:  # requested here, so that one launch lays out all sizes
+            packing.request(CHUNK)
+            packing.request(CHUNK * self.L, least=1)
 
     def lines(self, elements: int) -> int:
         """Return how many float32 elements hold `elements` of stored states, float16 or float32 as the inputs."""
@@ -266,7 +273,5 @@ class Parts:
         cu_seqlens and chunks_before; unless packed, all but T are None. more: further arguments, appended."""
         if not self.packed:
             return self.T, None, None, None, None, *more
-        self.packing.request(CHUNK)
-        self.packing.request(CHUNK * self.L, least=1)  # requested here too, so that one launch lays out all sizes
         pieces, chunks = self.packing.pieces(tokens, least=1), self.packing.pieces(CHUNK)
         return self.T, pieces.sequence, pieces.before, self.packing.offsets, chunks.before, *more

@@ -5,7 +5,9 @@ work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signa
 take Triton's own path, and so do all launches while Triton's launch hooks are set or `JITFunction.run` is replaced.
 """
 
+import gc
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 
@@ -43,12 +45,22 @@ def release_turn() -> None:
 
 class Translated:
     """Mixin for Triton's kernel sources. Once a kernel is translated to Triton's IR, it releases `TURN` and starts the
-    thread `launcher`, which builds the C function that launches the kernel while LLVM compiles the kernel."""
+    thread `launcher`, which builds the C function that launches the kernel while LLVM compiles the kernel.
+
+    Meanwhile Python's collector of cycles is off: a translation makes many objects, which set it off a hundred times,
+    for a tenth of the time, and hardly any of them are in cycles.
+    """
 
     launcher: threading.Thread | None = None
 
     def make_ir(self, *args):
-        module = super().make_ir(*args)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            module = super().make_ir(*args)
+        finally:
+            if collects:
+                gc.enable()
         release_turn()
         self.launcher = threading.Thread(target=self._build_launcher)
         self.launcher.start()
@@ -65,9 +77,16 @@ class _Source(Translated, ASTSource):
     """The source of a Triton kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
 
 
+class Options(dict):
+    """Constants and options of launches by name, which do not change. A launch's signature has this object for all its
+    names and values: to collect, to hash and to compare twenty of each takes a third of a launch's time."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
+
 class Kernel(JITFunction):
-    """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`. grid: programs along 1 to 3
-    axes. SOURCE: the class of Triton that holds the function's source and translates it."""
+    """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`, or by `launch`. grid: programs
+    along 1 to 3 axes. SOURCE: the class of Triton that holds the function's source and translates it."""
 
     SOURCE: type[ASTSource] = _Source
 
@@ -81,9 +100,9 @@ class Kernel(JITFunction):
         return binder
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return partial(self._launch, grid)
+        return lambda *args, **options: self.launch(grid, args, options)
 
-    def _launch(self, grid: tuple[int, ...], *args, **options) -> None:
+    def launch(self, grid: tuple[int, ...], args: Sequence, options: dict) -> None:
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # a chain, a function or None
         hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
         monitored = JITFunction.run is not RUN or self.pre_run_hooks or hooked
@@ -102,7 +121,15 @@ class Kernel(JITFunction):
             self._compiled[signature] = compiled, [options[name] for name in constants]
 
 
-def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
+def launch(kernel, grid: tuple[int, ...], args: Sequence, options: Options) -> None:
+    """Launch a `Kernel` or an interpreted one: as kernel[grid](*args, **options), in less time."""
+    if isinstance(kernel, Kernel):
+        kernel.launch(grid, args, options)
+    else:
+        kernel[grid](*args, **options)
+
+
+def _signature(args: Sequence, options: dict) -> tuple[tuple | None, list]:
     """Return a cache key and the launch's arguments, with addresses in place of tensors.
 
     The key is at least as fine as Triton's specialization, or None where Triton may use other properties. It begins
@@ -111,7 +138,7 @@ def _signature(args: tuple, options: dict) -> tuple[tuple | None, list]:
     """
     device, addresses, values = 0, 0, []
     settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
-    signature = [*settings, *options, *options.values()]
+    signature = [*settings, options] if type(options) is Options else [*settings, *options, *options.values()]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:

@@ -140,14 +140,17 @@ class Pieces(NamedTuple):
 
 class Packing:
     """N sequences packed into T rows, for the kernels of one call. Offsets stay on the device. `layout_kernel` computes
-    a layout once, for a forward and its backward, and not before `offsets` or `pieces` is read."""
+    a layout once, for a forward and its backward, and not before `offsets` or `pieces` is read.
 
-    def __init__(self, cu_seqlens: Tensor, T: int):
-        self.cu_seqlens, self.T, self.N = cu_seqlens, T, cu_seqlens.shape[0] - 1
+    returned: whether an operator returns what the forward saves for its backward. It must then be initialized, also
+    where no sequence has a token or a chunk; no kernel reads it there.
+    """
+
+    def __init__(self, cu_seqlens: Tensor, T: int, returned: bool = False):
+        self.cu_seqlens, self.T, self.N, self.returned = cu_seqlens, T, cu_seqlens.shape[0] - 1, returned
         self.dtype = cu_seqlens.dtype
         self.saved_rows: list[Tensor] = []
-        """Tensors [1, T, ...] that a forward saves for its backward; `close` completes them too, since an operator's
-        output must not be uninitialized."""
+        """Tensors [1, T, ...] that a forward saves for its backward; `close` completes them too if `returned`."""
         self._requested: list[tuple[int, int]] = []
         self._laid_out: dict[tuple[int, int], Pieces] = {}
         self._offsets: Tensor | None = None
@@ -170,10 +173,10 @@ class Packing:
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """Return the layout in pieces of `tokens` tokens, at least `least` for each sequence; launch it if needed."""
-        self.request(tokens, least)
-        while (tokens, least) not in self._laid_out:
+        while (found := self._laid_out.get((tokens, least))) is None:
+            self.request(tokens, least)
             self._lay_out()
-        return self._laid_out[tokens, least]
+        return found
 
     def _lay_out(self) -> None:
         """Lay out the requested sizes of pieces in one launch, at most SIZES of them."""
@@ -199,7 +202,8 @@ class Packing:
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows past the last offset, NaN everywhere if offsets are invalid.
         rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous."""
-        rows, self.saved_rows = [*rows, *self.saved_rows], []
+        rows = [*rows, *self.saved_rows] if self.returned else rows
+        self.saved_rows = []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
         programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
         close_kernel[(min(programs, MAX_PROGRAMS),)](

@@ -30,8 +30,10 @@ from .stream_triton import scan_kernel, stream_kernel
 
 class Stored(NamedTuple):
     """The states entering all chunks. In float32: [chunks, H, K, V]. In float16: flat, with the scales of their rows
-    and mild_scales, those of the states decayed to the chunks' middles, flat [chunks, H, NV, K] each."""
+    and mild_scales, those of the states decayed to the chunks' middles, flat [chunks, H, NV, K] each. whole: the tensor
+    of `ChunkPlan.stored_shape` of which they are views."""
 
+    whole: torch.Tensor
     states: torch.Tensor
     scales: torch.Tensor | None
     mild_scales: torch.Tensor | None
@@ -102,10 +104,12 @@ class ChunkPlan:
         return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
 
     def allocate_states(self, V: int) -> torch.Tensor:
-        """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes."""
+        """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
+        an operator may return it."""
         stored = self.empty(self.stored_shape(V))
         if self.packing is not None:
-            stored.zero_()  # a packed batch may fill fewer chunks than are allocated
+            if self.packing.returned:
+                stored.zero_()  # a packed batch may fill fewer chunks than are allocated
         elif self.scaled:
             used = self._scales(V)
             scales = _whole_lines(used)
@@ -118,11 +122,11 @@ class ChunkPlan:
     def unpacked(self, stored: torch.Tensor, V: int) -> Stored:
         """Return the states and scales in a tensor of `stored_shape`, as views."""
         if not self.scaled:
-            return Stored(stored, None, None)
+            return Stored(stored, stored, None, None)
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         scales = (stored.numel() - states) // 2
         own, mild, states = stored.split_with_sizes([scales, scales, states])
-        return Stored(states.view(torch.float16), own, mild)
+        return Stored(stored, states.view(torch.float16), own, mild)
 
     def flattened(self, args, mild: bool) -> list:
         """Return args with each `Stored` replaced by its states and its scales (mild: its mild_scales)."""
@@ -137,9 +141,9 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None):
+    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
         """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild, int32
-        [chunks, H, NK] (reverse: None). The states share one tensor of `stored_shape`, which `unpacked` splits.
+        [chunks, H, NK] (reverse: None).
 
         x [B, T, G H, K] and y [B, T, G H, V] add x^T y, with decays, to the states, G heads to each; V may differ from
         the plan's. w [B, T, H, K]: natural-log decays. scale: factor of x in reverse. inclusive: in reverse, x decays
@@ -148,9 +152,9 @@ class ChunkPlan:
         also be a function of this call's affine map: it receives the factor [N, H, K] and the list of final states of
         zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
-        launch, and a tensor for each is returned.
+        launch, and `Stored` states of each are returned.
         remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
-        (`store_state`).
+        (`store_state`). mild: the tensor to be filled and returned as the second result, if it is allocated already.
         """
         inputs = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in inputs]
@@ -164,10 +168,10 @@ class ChunkPlan:
             common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
             NV += other_NV
         # Kernels read only what was written, and gradients of states are no operator's output.
-        stored = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
-        mild = None
+        wholes = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
+        stored = tuple([self.unpacked(x, V) for x, V in zip(wholes, columns, strict=True)])
         if not reverse:
-            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32)
+            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32) if mild is None else mild
             if self.packing is not None or not (self.scaled or self.blocks):
                 mild.zero_()
         L, parts, are_pieces = self.parts(NK * NV * self.H)
@@ -180,15 +184,15 @@ class ChunkPlan:
             entering = self._start_parts(inputs, w, scale, parts, where, grid, common)()
             inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         streams = [
-            (x, y, *self.unpacked(S, V), first, last)
-            for (x, y, first, last), S, V in zip(inputs, stored, columns, strict=True)
+            (x, y, S.states, S.scales, S.mild_scales, first, last)
+            for (x, y, first, last), S in zip(inputs, stored, strict=True)
         ]
         _, _, first, last = inputs[0]
         stream_kernel[grid](
             *_pair(streams), remainders, w, None, mild, scale, *where, TOTALS=False, IN_PARTS=parts > self.N,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
-        return (tuple(stored) if beside else stored[0]), mild
+        return (stored if beside else stored[0]), mild
 
     def parts(self, programs):
         """Return the number of chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.

@@ -124,7 +124,7 @@ class Registered:
     def run_forward(self, *args):
         """Return the forward operator's results: o, the final state's parts, saved tensors; [0] where not requested."""
         tensors, state, cu_seqlens, rest = self._split(args)
-        o, final, saved = self._compute(tensors, state, cu_seqlens, *rest)
+        o, final, saved = self._compute(tensors, state, cu_seqlens, *rest, returned=True)
         final = final or [o.new_empty(0) for _ in self.states]
         saved = saved or [o.new_empty(0) for _ in range(self.n_saved)]
         wide = torch.promote_types(o.dtype, torch.float32)
@@ -142,9 +142,11 @@ class Registered:
         chunk_size,
         output_final_state,
         keep,
+        returned=False,
     ):
         """Check offsets and values, run the backend. Return o, the final state's parts (None unless requested)
-        and the list of saved tensors (None unless `keep`), on Triton followed by a `Packing` if cu_seqlens is given."""
+        and the list of saved tensors (None unless `keep`), on Triton followed by a `Packing` if cu_seqlens is given.
+        returned: whether the saved tensors are an operator's results (`Packing.returned`)."""
         first = tensors[0]
         if cu_seqlens is not None:
             check.check_offsets(cu_seqlens, cu_seqlens_cpu, first.shape[1], reads_values=backend != "triton")
@@ -153,9 +155,10 @@ class Registered:
         saved = None
         if backend == "triton":
             tensors, state, cu_seqlens = [x.contiguous() for x in tensors], _contiguous(state), _contiguous(cu_seqlens)
-            o, final, saved = self._kernels(form, tensors).forward(
-                *tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep
-            )
+            run = self._kernels(form, tensors)
+            if returned and cu_seqlens is not None:
+                cu_seqlens = run.packing(tensors, cu_seqlens)
+            o, final, saved = run.forward(*tensors, scale, state, output_final_state, cu_seqlens, chunk_size, keep)
         else:
             rows, rest = tensors[: self.sequences], (*tensors[self.sequences :], scale, state)
             o, final = plain.run("forward", self.package, form, backend, chunk_size, rows, rest, cu_seqlens)

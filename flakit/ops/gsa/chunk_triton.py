@@ -48,10 +48,11 @@ A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton wo
 """
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
+from ..common.kernel_triton import Options, launch
 from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
@@ -77,29 +78,38 @@ class _Plan(ChunkPlan):
         self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
         self.device = s.device
 
+    @cached_property
+    def inside(self) -> tuple:
+        """The arguments of positions that kernels inside chunks share: `sums_of_rows`, then `where`."""
+        return sums_of_rows(self.C, self.device), *self.where
+
+    def saved_sizes(self, q) -> tuple[int, int]:
+        """Return the elements of the first saved tensor: scores, rounded up to 16 bytes, and mild flags."""
+        return cdiv(q.shape[:3].numel() * self.M, 4) * 4, self.chunks * self.H * self.flags
+
     def launch(
         self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
-        """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: for 16-bit
-        inputs once for mild chunks (MILD), then for the others; each launch skips the chunks of the other.
+        """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: once for mild
+        chunks (MILD), then for the others; each launch skips the chunks of the other.
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
         the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
-        options, block_count = _options(
+        sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
             self.packing is not None, tuple(blocks.items()),
         )  # fmt: skip
-        options = options | more | dict(LEVELS=self.C.bit_length() - 1)
-        where = sums_of_rows(self.C, self.device), *self.where
         if steep:
-            flat, programs = self.flattened(args, mild=False), cdiv(self.chunks * heads, self.at_once)
-            kernel[(programs,)](*flat, *where, self.chunks, AT_ONCE=self.at_once, **options)
+            options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
+            flat = [*self.flattened(args, mild=False), *self.inside, self.chunks]
+            launch(kernel, (cdiv(self.chunks * heads, self.at_once),), flat, options)
             return
-        programs = self.chunks * heads * (block_count if apart else 1)
         for mild in (True, False):
-            kernel[(programs,)](*self.flattened(args, mild), *where, MILD=mild, **options)
+            options, block_count = _options(*sizes, MILD=mild, **more)
+            programs = self.chunks * heads * (block_count if apart else 1)
+            launch(kernel, (programs,), [*self.flattened(args, mild), *self.inside], options)
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -134,12 +144,14 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
 
 @lru_cache(1024)
 def _options(
-    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...]
-) -> tuple[dict, int]:
-    """Return the keyword arguments of a kernel, and the product of its numbers of blocks along the axes in `blocks`."""
-    options = dict(
-        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed,
-        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
+    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
+    **more,
+) -> tuple[Options, int]:  # fmt: skip
+    """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
+    `blocks`."""
+    options = Options(
+        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
+        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
     )  # fmt: skip
     for name, size in blocks:
         options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
@@ -171,14 +183,13 @@ ACCEPTS_FUNCTIONS = True
 
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling [B, T, HQ, M]
-    and the mild flags; hk and hv entering every chunk, slots as rows."""
+    and the mild flags (`_Plan.saved_sizes`); hk and hv entering every chunk, slots as rows."""
     plan = _Plan(q, v, s, packing, chunk_size)
-    reads, flags = q.shape[:3].numel() * plan.M, plan.chunks * plan.H * plan.flags
-    return (reads + flags,), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
+    return (sum(plan.saved_sizes(q)),), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
 
 
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
-    """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (first empty unless `keep`)."""
+    """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (no scores unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
@@ -187,20 +198,23 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     remainders = None
     if s.dtype == torch.float16:
         remainders = plan.empty(plan.chunks, plan.H, plan.M, K, dtype=torch.float16)
-    (hk, hv), mild = plan.states(
-        s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders
-    )
-    o, logits = q.new_empty(*q.shape[:3], V), plan.empty(q.shape[:3].numel() * plan.M + mild.numel() if keep else 0)
+    reads, flags = plan.saved_sizes(q)
+    kept = plan.empty(reads + flags if keep else flags)
+    if keep and (used := q.shape[:3].numel() * plan.M) < reads:
+        kept[used:reads] = 0
+    mild = kept[-flags:].view(torch.int32)
+    (hk, hv), _ = plan.states(
+        s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders,
+        mild=mild,
+    )  # fmt: skip
+    o = q.new_empty(*q.shape[:3], V)
     plan.launch(
         "output", output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, plan.unpacked(hk, K), remainders, plan.unpacked(hv, V), mild, o, logits, scale, KEEP=keep,
-        SCALED=plan.scaled,
+        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep, SCALED=plan.scaled,
     )  # fmt: skip
-    if keep:
-        if packing is not None:
-            packing.saved_rows.append(logits[: -mild.numel()].view(*q.shape[:3], plan.M))
-        logits[-mild.numel() :].copy_(mild.view(torch.float32).flatten())
-    return o, (last_hk.mT, last_hv) if output_final_state else None, (logits, hk, hv)
+    if keep and packing is not None and packing.returned:
+        packing.saved_rows.append(kept[:used].view(*q.shape[:3], plan.M))
+    return o, (last_hk.mT, last_hv) if output_final_state else None, (kept, hk.whole, hv.whole)
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
@@ -208,11 +222,10 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     plan = _Plan(q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)
-    logits, mild = saved[0].split_with_sizes(
-        [saved[0].numel() - plan.chunks * plan.H * plan.flags, plan.chunks * plan.H * plan.flags]
-    )
-    mild = mild.view(torch.int32)
-    hk, hv = plan.unpacked(saved[1], K), plan.unpacked(saved[2], V)
+    logits, hk, hv = saved
+    _, flags = plan.saved_sizes(q)
+    mild = logits[-flags:].view(torch.int32)
+    hk, hv = plan.unpacked(hk, K), plan.unpacked(hv, V)
     slots = *q.shape[:3], plan.M
     p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
     dscores, reads = plan.empty(slots), plan.empty(slots)
@@ -225,7 +238,6 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     (dhk, dhv), _ = plan.states(
         dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
     )
-    dhk, dhv = plan.unpacked(dhk, K), plan.unpacked(dhv, V)
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
     plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)

@@ -452,10 +452,9 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`; keep is unused."""
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
-    saved, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    states = plan.unpacked(saved, plan.columns)
+    states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
     _launch(plan, "output", mild_output_kernel, output_kernel, r, k, v, w, u, states, mild, o, scale)
-    return o, final_state, (saved, mild.view(torch.float32).flatten())
+    return o, final_state, (states.whole, mild.view(torch.float32).flatten())
 
 
 def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
@@ -463,8 +462,8 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
-    dstored, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
-    states, dstates = plan.unpacked(saved[0], plan.columns), plan.unpacked(dstored, plan.columns)
+    dstates, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
+    states = plan.unpacked(saved[0], plan.columns)
     mild = saved[1].view(torch.int32)
     _launch(plan, "value_grads", mild_value_grads_kernel, value_grads_kernel, r, k, w, u, do, dstates, mild, dv, scale)
     _launch(

@@ -423,9 +423,10 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S only if keep."""
     plan = _Plan(r, v, packing, FORWARD)
-    group_size = launch_options("rwkv6.fused.scores", r)["num_warps"]
-    # Saved tensors must not be uninitialized, and packed sequences may not fill them.
-    allocate = r.new_zeros if plan.packed else r.new_empty
+    options = launch_options("rwkv6.fused.scores", r)
+    group_size = options["num_warps"]
+    # Packed sequences may not fill what is allocated, and what an operator returns must be initialized.
+    allocate = r.new_zeros if plan.packed and packing.returned else r.new_empty
     shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
@@ -437,8 +438,7 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     first = plan.start_parts(k, v, w, 1.0, initial_state, where, reverse=False)
     # Launched before these states are needed: other ranks may have to send them.
     scores_kernel[(plan.capacity(CHUNK * group_size) * plan.H,)](
-        r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=group_size,
-        PACKED=plan.packed, **launch_options("rwkv6.fused.scores", r),
+        r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=group_size, PACKED=plan.packed, **options,
     )  # fmt: skip
     first = first()
     tensors = r, w, k, v, o, states.view(plan.stored), units, scores

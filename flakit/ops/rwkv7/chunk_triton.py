@@ -619,9 +619,8 @@ class _Plan(ChunkPlan):
             raise ValueError(f"r: expected K <= {BK} for the chunk kernels, got K = {self.rows}")
         BV = block(self.columns, max(16, launch.BV * 64 // BK))  # keeps the state's registers constant for any shape
         states = self.empty(self.chunks, self.H, self.rows, self.columns)
-        if self.packing is not None:
-            # A packed batch may fill fewer than are allocated, and an operator's output must not be uninitialized.
-            states.zero_()
+        if self.packing is not None and self.packing.returned and not reverse:
+            states.zero_()  # a packed batch may fill fewer than are allocated
         common, _, _ = self.sizes("stream")
         stream_kernel[self.N * self.H, cdiv(self.columns, BV)](
             x, y, z, w, transfer, reads, states, first, last, scale, *self.where[1:], REVERSE=reverse,

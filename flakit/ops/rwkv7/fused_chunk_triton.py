@@ -588,8 +588,8 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     shapes = plan.saved_shapes
     if not keep:
         shapes = (0,), (0,), *shapes[2:]
-    # Saved tensors must not be uninitialized, and packed sequences may not fill them.
-    allocate = r.new_zeros if plan.packed else r.new_empty
+    # Packed sequences may not fill what is allocated, and what an operator returns must be initialized.
+    allocate = r.new_zeros if plan.packed and packing.returned else r.new_empty
     states, units, scores = (allocate(shape, dtype=torch.float32) for shape in shapes[:3])
     if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
