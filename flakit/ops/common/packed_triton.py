@@ -173,10 +173,10 @@ class Packing:
 
     def pieces(self, tokens: int, least: int = 0) -> Pieces:
         """Return the layout in pieces of `tokens` tokens, at least `least` for each sequence; launch it if needed."""
-        while (found := self._laid_out.get((tokens, least))) is None:
+        while (pieces := self._laid_out.get((tokens, least))) is None:
             self.request(tokens, least)
             self._lay_out()
-        return found
+        return pieces
 
     def _lay_out(self) -> None:
         """Lay out the requested sizes of pieces in one launch, at most SIZES of them."""
