@@ -218,7 +218,8 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
         r, k, v, w, u, do, states, dfinal_state, empty(programs, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=packing is not None, num_warps=launch.num_warps * max(1, BV // ROWS), num_stages=launch.num_stages,
+        PACKED=packing is not None, num_warps=min(16, launch.num_warps * max(1, BV // ROWS)),
+        num_stages=launch.num_stages,
     )  # fmt: skip
     dr, dk, dw, dv = sum_blocks(NV, dr), sum_blocks(NV, dk), sum_blocks(NV, dw), sum_blocks(NK, dv)
     return dr, dk, dv, dw, du.sum((0, 1)), dinitial_state
