@@ -1,8 +1,9 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes only seconds.
 
 A row's key is (kernel, width): the width of the inputs is "16-bit" or "float32". "gsa128" is GSA with more than 64
-slots, all of which a program holds in registers. ROWS were tuned on an H200 (sm_90). Rows that `flakit tune` finds on
-another device are stored in a separate file, rows/sm_89.json and the like, and replace ROWS there (`rows_for`).
+slots, all of which a program holds in registers; BK of "gsa.recurrent_pass" and "gsa.recurrent_grads" are slots. ROWS
+were tuned on an H200 (sm_90). Rows that `flakit tune` finds on another device are stored in a separate file,
+rows/sm_89.json and the like, and replace ROWS there (`rows_for`).
 """
 
 import json
@@ -149,8 +150,10 @@ ROWS = {
     ("gsa128.pass_grads", "float32"): Launch(16, 16, 8, 1),
     ("gsa.recurrent", "16-bit"): Launch(512, 128, 4, 1),
     ("gsa.recurrent", "float32"): Launch(512, 128, 4, 1),
-    ("gsa.recurrent_grads", "16-bit"): Launch(128, 16, 1, 1),
-    ("gsa.recurrent_grads", "float32"): Launch(128, 16, 1, 1),
+    ("gsa.recurrent_pass", "16-bit"): Launch(8, 16, 1, 1),
+    ("gsa.recurrent_pass", "float32"): Launch(8, 16, 1, 1),
+    ("gsa.recurrent_grads", "16-bit"): Launch(32, 32, 1, 1),
+    ("gsa.recurrent_grads", "float32"): Launch(32, 32, 1, 1),
 }
 
 

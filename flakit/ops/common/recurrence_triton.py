@@ -6,20 +6,36 @@ rows of the next turn load while a program computes with those of the current on
 
 The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
 CHECKPOINT tokens. The backward walks these tokens from there twice: first forward, writing the state before every turn
-to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers. The scratch buffer has
-the key channels (in GSA the slots) last, which gives a thread four consecutive ones: what a row of keys holds then
-reaches the threads by shuffles, without shared memory and its barriers.
+to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
+
+The layout of the scratch buffer decides which elements of a state a thread has. Exchanges between threads, by shuffles
+or through shared memory and its barriers, take longer than arithmetic. The key channels (in GSA the slots) are last, so
+that a thread has four consecutive ones. RWKV7's blocks have all of them, in one warp: with as many a thread as that
+leaves, a row of keys is loaded and stored in the layout in which it meets the state, and sums over columns are a
+thread's own.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from math import factorial
 
 import torch
 import triton
 import triton.language as tl
 
 from .blocks_triton import arrived
-from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, width
+from .kernel_triton import launched
+from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, cdiv, width
 from .packed_triton import Packing
+
+TAYLOR = tl.constexpr(tuple(1 / factorial(n) for n in range(9, 0, -1)))
+"""Coefficients of the Taylor series of e^w - 1, from w^9 down to w."""
+
+SUMS = 5
+"""Tensors that one launch of `sum_kernel` sums."""
+
+BLOCK = 1024
+"""Elements of a tensor that one of its programs sums."""
 
 ROWS = 64
 """Rows of a state (in RWKV6's backward columns) for which the launch table's num_warps holds; more get more warps."""
@@ -74,6 +90,49 @@ def as_vector(x):
 
 
 @triton.jit
+def _sum_between_threads(x):
+    """Return the sums over axis 1 of x [A, L, C, B], as [A C B]. L are threads, C is what each of them has.
+
+    While there are two of each, half the threads exchange the first half of what they have for the second half of what
+    the others have, and add. So they exchange C numbers in all, where a sum of every c in every thread exchanges C in
+    each of log2 L steps.
+    """
+    for _ in tl.static_range(4):
+        if x.shape[1] > 1 and x.shape[2] > 1:
+            x = tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2, 2, x.shape[2] // 2, x.shape[3]])
+            a, b = tl.split(tl.permute(x, [0, 1, 2, 4, 5, 3]))
+            first = (tl.arange(0, 2) == 0)[None, :, None, None, None]
+            sent = tl.where(first, b, a).to(tl.int32, bitcast=True)
+            received = (sent ^ tl.xor_sum(sent, 1, keep_dims=True)).to(tl.float32, bitcast=True)
+            x = tl.where(first, a, b) + received
+            x = tl.reshape(x, [2 * x.shape[0], x.shape[2], x.shape[3], x.shape[4]])
+    x = tl.sum(x, 1)
+    return tl.reshape(x, [x.shape[0] * x.shape[1] * x.shape[2]])
+
+
+@triton.jit
+def column_sums(x, ROWS: tl.constexpr = 4):
+    """Return the sums over rows of a state's block x [R, D], of which a thread has ROWS consecutive rows.
+
+    That makes the sum fast and is no condition; nor that a thread has 32 elements, as of 1024 a warp.
+    """
+    R: tl.constexpr = x.shape[0]
+    D: tl.constexpr = x.shape[1]
+    C: tl.constexpr = D if D * ROWS < 32 else 32 // ROWS
+    return _sum_between_threads(tl.sum(tl.reshape(x, [1, R // ROWS, ROWS, C, D // C]), 2))
+
+
+@triton.jit
+def row_sums(x, ROWS: tl.constexpr = 4):
+    """Return the sums over columns of a state's block x [R, D]; the rest as in `column_sums`."""
+    R: tl.constexpr = x.shape[0]
+    D: tl.constexpr = x.shape[1]
+    C: tl.constexpr = D if D * ROWS < 32 else 32 // ROWS
+    x = tl.sum(tl.reshape(x, [R // ROWS, ROWS, C, D // C]), 2)
+    return _sum_between_threads(tl.permute(x, [0, 2, 1])[:, :, :, None])
+
+
+@triton.jit
 def split_decay(b_w):
     """Return e^w as high + low; low is the rounding error of float32 where w > -1/2, 0 elsewhere.
 
@@ -82,14 +141,64 @@ def split_decay(b_w):
     """
     w = tl.maximum(b_w, -0.5)
     # e^w - 1 by its Taylor series; the last term is below 1e-9 of the sum.
-    minus_one = 1.0 + w / 9.0
+    minus_one = TAYLOR[1] + w * TAYLOR[0]
     for n in tl.static_range(2, 9):
-        minus_one = 1.0 + w / (10 - n) * minus_one
+        minus_one = TAYLOR[n] + w * minus_one
     minus_one = w * minus_one
     high = 1.0 + minus_one
     low = minus_one - (high - 1.0)
     slow = b_w > -0.5
     return tl.where(slow, high, tl.exp(b_w)), tl.where(slow, low, 0.0)
+
+
+@triton.jit
+def turn_decays(turn, W: tl.constexpr):
+    """Return e^w of each token of a turn, a tuple of vectors, and the sum of their low parts, for `decayed`. W: the
+    index of w among a token's rows."""
+    high, lows = split_decay(turn[0][W])
+    highs = (as_vector(high),)
+    for n in tl.static_range(1, len(turn)):
+        high, low = split_decay(turn[n][W])
+        highs += (as_vector(high),)
+        lows += low
+    return highs, as_vector(lows)
+
+
+@triton.jit
+def decayed(b_S, high, low, added, LAST: tl.constexpr):
+    """Return diag(e^w) S + added, one step of a state or of its gradient. A turn's LAST step has the low parts of all
+    its decays: what a step lacks until then is less than a rounding error."""
+    if LAST:  # with what is added, since low S alone would be rounded away
+        added = low[:, None] * b_S + added
+    return high[:, None] * b_S + added
+
+
+@triton.jit
+def _add_blocks(shares, sums, size, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(shares + o, mask=o < size, other=0.0)
+    for i in range(1, BLOCKS):
+        total += tl.load(shares + size * i + o, mask=o < size, other=0.0)
+    tl.store(sums + o, total.to(sums.dtype.element_ty), mask=o < size)
+
+
+@launched("tokens")
+def sum_kernel(
+    shares_0, shares_1, shares_2, shares_3, shares_4, sums_0, sums_1, sums_2, sums_3, sums_4, tokens,
+    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write into each sums_i [tokens, D] the sum over blocks, in their order, of float32 shares_i [BLOCKS, tokens, D].
+    i > 0 may be None. A program has BLOCK elements of each."""
+    size = tl.cast(tokens, tl.int64) * D
+    _add_blocks(shares_0, sums_0, size, BLOCKS, BLOCK)
+    if sums_1 is not None:
+        _add_blocks(shares_1, sums_1, size, BLOCKS, BLOCK)
+    if sums_2 is not None:
+        _add_blocks(shares_2, sums_2, size, BLOCKS, BLOCK)
+    if sums_3 is not None:
+        _add_blocks(shares_3, sums_3, size, BLOCKS, BLOCK)
+    if sums_4 is not None:
+        _add_blocks(shares_4, sums_4, size, BLOCKS, BLOCK)
 
 
 @triton.jit
@@ -117,13 +226,13 @@ def _blocks_and_options(launch: Launch, K: int, V: int) -> tuple[int, int, int, 
     if K > BK:
         raise ValueError(f"r: expected K <= {BK} for the recurrent kernel, got K = {K}")
     warps = min(16, launch.num_warps * max(1, BK // ROWS))
-    return BK, BV, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
+    return BK, BV, cdiv(V, BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
 def checkpoints_shape(x: torch.Tensor, V: int, packing: Packing | None) -> tuple[int, int, int, int]:
     """Return the shape of `checkpoints`, the states before every CHECKPOINT tokens, whatever the packing's offsets."""
     B, T, H, K = x.shape
-    count = B * -(-T // CHECKPOINT) if packing is None else packing.capacity(CHECKPOINT)
+    count = B * cdiv(T, CHECKPOINT) if packing is None else packing.capacity(CHECKPOINT)
     return count, H, K, V
 
 
@@ -147,9 +256,17 @@ def new_shares(blocks: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(blocks, *x.shape, dtype=torch.float32) for x in inputs]
 
 
-def sum_blocks(blocks: int, shares: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [...] of an input: the sum over blocks of the partial ones from `new_shares`."""
-    return shares if blocks == 1 else shares.sum(0)
+def sum_blocks(blocks: int, shares: Sequence[torch.Tensor], *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the gradients of up to SUMS inputs [B, T, H, D] of one size, in their dtypes: the sums over blocks of the
+    partial ones from `new_shares`."""
+    if blocks == 1:
+        return shares
+    (*_, H, D), size = inputs[0].shape, inputs[0].numel()
+    sums, absent = [torch.empty_like(x) for x in inputs], [None] * (SUMS - len(inputs))
+    sum_kernel[(cdiv(size, BLOCK),)](
+        *shares, *absent, *sums, *absent, size // (H * D), D=H * D, BLOCKS=blocks, BLOCK=BLOCK
+    )
+    return sums
 
 
 def sequences(x: torch.Tensor, packing: Packing | None) -> tuple[int, tuple]:

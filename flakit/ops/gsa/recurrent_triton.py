@@ -12,7 +12,8 @@ the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
-The second pass runs first: its dx is dp, which gives dscores. Each block of D has a program. States are recomputed from
+The second pass runs first: its dx is dp, which gives dscores (`dscores_kernel`). Each block of slots and D has a
+program. States are recomputed from
 checkpoints by segments, as in `rwkv6.recurrent_triton`; dg uses the states, without cancellation.
 """
 
@@ -22,28 +23,34 @@ import torch
 import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
+from ..common.kernel_triton import launched
 from ..common.launch import CHECKPOINT, TABLE, Launch, block, cdiv, width
 from ..common.positions_triton import locate_sequence
 from ..common.recurrence_triton import (
     ROWS,
     arrived_turn,
     as_vector,
-    blocks_and_options,
     checkpoints,
     checkpoints_shape,
+    column_sums,
+    decayed,
     load_turn,
+    new_shares,
     relayout,
+    row_sums,
     sequences,
     split_decay,
+    sum_blocks,
     tokens_per_turn,
+    turn_decays,
 )
-from .chunk_torch import softmax_grads
+from .slots_triton import softmax_grads
 
 FEW = 64
 """Fewest programs for one token: with fewer, BV is halved, down to 16, though every block of V walks hk again."""
 
-FIRST_BLOCK = 8
-"""Slots that one program of the first pass computes."""
+WARP = 1024
+"""Elements of a state for which the launch table's num_warps of a forward's passes holds; more get more warps."""
 
 HK_ELEMENTS = 8192
 """Elements of hk [BK, BM] that the launch table's num_warps is for; a larger hk gets more warps."""
@@ -155,25 +162,26 @@ def pass_kernel(
         for i_g in tl.static_range(G):
             i_q = i_h * G + i_g
             next_queries += load_turn(keys, values, start, begin + U, length, i_q, o_m, m_m, o_d, m_d, H * G, M, D, U)
+        highs, low = turn_decays(turn, 1)
         for n in tl.static_range(U):
-            b_s, b_g, b_y = turn[n]
-            high, low = split_decay(b_g)
-            high = as_vector(high)[:, None]
-            b_added = as_vector(low)[:, None] * b_S + as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
+            b_s, _, b_y = turn[n]
+            b_added = as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
             if LONG:
-                b_added += high * b_lost
-                b_sum = high * b_S + b_added
-                b_lost = (high * b_S - b_sum) + b_added
+                b_added += highs[n][:, None] * b_lost
+                if n == U - 1:
+                    b_added += low[:, None] * b_S
+                b_sum = highs[n][:, None] * b_S + b_added
+                b_lost = (highs[n][:, None] * b_S - b_sum) + b_added
                 b_S = b_sum
             else:
-                b_S = high * b_S + b_added
+                b_S = decayed(b_S, highs[n], low, b_added, n == U - 1)
             for i_g in tl.static_range(G):
                 query, within = ((start + begin + n) * H + i_h) * G + i_g, begin + n < length
                 b_q = as_vector(queries[i_g * U + n][0])
                 if FIRST:
                     tl.store(out + query * M + o_m, scale * tl.sum(b_S * b_q[None, :], 1), mask=m_m & within)
                 else:
-                    b_o = tl.sum(b_S * b_q[:, None], 0)
+                    b_o = row_sums(tl.trans(b_S * b_q[:, None]))  # of four columns a thread
                     tl.store(out + query * D + o_d, b_o.to(out.dtype.element_ty), mask=m_d & within)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, mask=m_s)
@@ -189,23 +197,27 @@ def pass_grads_kernel(
     """Compute all gradients of one pass, from the last token on. In registers: S or its gradient [BM, BD].
 
     The first pass computes dz (dq), the second dx (dp). Stored states of the first pass have the slots as columns.
+    Every element of a state has a recurrence of its own, so blocks are cut along the slots and along D.
 
-    x [B, T, H G, M], z, dz [B, T, H G, D], y, dy [B, T, H, D], s, g [B, T, H, M], tokens = B T
+    x [B, T, H G, M], z [B, T, H G, D], y [B, T, H, D], s, g [B, T, H, M], tokens = B T
     dx [ND, B, T, H G, M], ds, dg [ND, B, T, H, M]: partial sums, one for each block of D
+    dz [NM, B, T, H G, D], dy [NM, B, T, H, D]: one for each block of slots
     states [checkpoints, H, M, D], dfinal_state, dinitial_state [N, H, M, D]; FIRST: [..., D, M]
-    scratch [ND, N, H, C // U, BD, BM]: S^T before each turn of U tokens; cu_seqlens, checkpoints_before [N + 1]
+    scratch [ND NM, N, H, C // U, BD, BM]: S^T before each turn of U tokens; cu_seqlens, checkpoints_before [N + 1]
     """
+    NM: tl.constexpr = (M + BM - 1) // BM
     ND: tl.constexpr = (D + BD - 1) // BD
-    i_d, i_nh = program(ND)
+    i_b, i_nh = program(NM * ND)
+    i_m, i_d = i_b % NM, i_b // NM
     i_n, i_h = i_nh // H, i_nh % H
-    o_m, o_d = tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
+    o_m, o_d = i_m * BM + tl.arange(0, BM), i_d * BD + tl.arange(0, BD)
     m_m, m_d = o_m < M, o_d < D
     o_s = o_m[:, None] + o_d[None, :] * M if FIRST else o_m[:, None] * D + o_d[None, :]
     m_s = m_m[:, None] & m_d[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
-    p_scratch = scratch + (i_d * N * H + i_nh).to(tl.int64) * (C // U) * BM * BD
+    p_scratch = scratch + (i_b * N * H + i_nh).to(tl.int64) * (C // U) * BM * BD
     p_scratch += tl.arange(0, BM)[:, None] + tl.arange(0, BD)[None, :] * BM
-    share = i_d.to(tl.int64) * tokens * H
+    share_m, share_d = i_d.to(tl.int64) * tokens * H, i_m.to(tl.int64) * tokens * H
 
     b_D = tl.zeros([BM, BD], dtype=tl.float32)
     if HAS_FINAL:
@@ -227,11 +239,10 @@ def pass_grads_kernel(
             turn = arrived_turn(written)
             t = (i_t + 1) * U
             written = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+            highs, low = turn_decays(turn, 1)
             for n in tl.static_range(U):
-                b_s, b_g, b_y = turn[n]
-                high, low = split_decay(b_g)
-                b_sy = as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
-                b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_sy)
+                b_s, _, b_y = turn[n]
+                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], n == U - 1)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
@@ -249,41 +260,56 @@ def pass_grads_kernel(
                 next_queries += load_turn(
                     (x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U
                 )
-            b_states, factors = (b_S,), ()
+            highs, low = turn_decays(rows, 1)
+            b_states = (b_S,)
             for n in tl.static_range(U):
-                b_s, b_g, b_y = rows[n]
-                high, low = split_decay(b_g)
-                high, low = as_vector(high), as_vector(low)
-                b_S = high[:, None] * b_S + (low[:, None] * b_S + as_vector(b_s)[:, None] * as_vector(b_y)[None, :])
+                b_s, _, b_y = rows[n]
+                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], n == U - 1)
                 b_states += (b_S,)
-                factors += ((high, low),)
             for n in tl.static_range(U - 1, -1, -1):
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 b_s, _, b_y = rows[n]
-                high, low = factors[n]
                 b_before, b_S = b_states[n], b_states[n + 1]
-                b_reads = later_low[:, None] * b_D
+                b_reads = tl.zeros_like(b_D)
                 for i_g in tl.static_range(G):
                     query = row * G + i_g
                     b_x, b_z = queries[i_g * U + n]
                     b_x, b_z = as_vector(b_x), as_vector(b_z)
                     b_reads += b_x[:, None] * b_z[None, :]
                     if FIRST:
-                        b_dz = tl.sum(b_S * b_x[:, None], 0)
-                        tl.store(dz + query * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d & within)
+                        b_dz = column_sums(b_S * b_x[:, None])
+                        tl.store(dz + (share_d * G + query) * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d & within)
                     else:
-                        b_dx = tl.sum(b_S * b_z[None, :], 1)
-                        tl.store(dx + (share * G + query) * M + o_m, b_dx, mask=m_m & within)
-                b_D = later_high[:, None] * b_D + b_reads
-                later_high, later_low = high, low
-                b_dy = tl.sum(b_D * as_vector(b_s)[:, None], 0)
-                tl.store(dy + row * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
-                tl.store(ds + (share + row) * M + o_m, tl.sum(b_D * as_vector(b_y)[None, :], 1), mask=m_m & within)
-                tl.store(dg + (share + row) * M + o_m, high * tl.sum(b_before * b_D, 1), mask=m_m & within)
+                        b_dx = row_sums(b_S * b_z[None, :])
+                        tl.store(dx + (share_m * G + query) * M + o_m, b_dx, mask=m_m & within)
+                b_D = decayed(b_D, later_high, later_low, b_reads, n == U - 1)
+                later_high = highs[n]
+                b_dy = column_sums(b_D * as_vector(b_s)[:, None])
+                tl.store(dy + (share_d + row) * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
+                tl.store(ds + (share_m + row) * M + o_m, row_sums(b_D * as_vector(b_y)[None, :]), mask=m_m & within)
+                tl.store(dg + (share_m + row) * M + o_m, highs[n] * row_sums(b_before * b_D), mask=m_m & within)
+            later_low = low
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     b_D = later_high[:, None] * b_D + later_low[:, None] * b_D
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
+
+
+@launched("rows")
+def dscores_kernel(
+    p, dp, dscores, scale, rows, M: tl.constexpr, BM: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr
+):
+    """Compute dscores = scale p (dp - <p, dp>), ROWS rows a program, dp being the sum of partial ones.
+
+    p, dscores [rows, M], dp [BLOCKS, rows, M]
+    """
+    o_r, o_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BM)
+    o, m = o_r[:, None] * M + o_m[None, :], (o_r < rows)[:, None] & (o_m < M)[None, :]
+    b_p = tl.load(p + o, mask=m, other=0.0)
+    b_dp = tl.load(dp + o, mask=m, other=0.0)
+    for i in range(1, BLOCKS):
+        b_dp += tl.load(dp + tl.cast(rows, tl.int64) * M * i + o, mask=m, other=0.0)
+    tl.store(dscores + o, scale * softmax_grads(b_p, b_dp, False), mask=m)
 
 
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
@@ -321,54 +347,55 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
         states_hk, states_hv = checkpoints(k, M, packing), checkpoints(s, V, packing)
         if packing is not None:
             packing.saved_rows.append(p)
-    BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", s, V)
-    BK = block(K, 512)
-    warps = max(1, BK * FIRST_BLOCK // (ROWS * BD))
+    BK, BM, launch = block(K, 512), block(M, 128), TABLE["gsa.recurrent_pass", width(s.element_size())]
     flags |= dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H), KEEP=keep, PACKED=packing is not None)
-    pass_kernel[(cdiv(M, FIRST_BLOCK) * N * H,)](
+    flags["num_stages"] = launch.num_stages
+    pass_kernel[(cdiv(M, launch.BK) * N * H,)](
         None, k, q, s, g, initial[0], p, states_hk, final[0], scale, *offsets, T,
-        D=K, BM=FIRST_BLOCK, BD=BK, FIRST=True, LONG=T > 1 and k.dtype == torch.float32, **flags,
-        **options | dict(num_warps=warps),
+        D=K, BM=launch.BK, BD=BK, FIRST=True, LONG=T > 1 and k.dtype == torch.float32, **flags,
+        num_warps=launch.num_warps * max(1, BK * launch.BK // WARP),
     )  # fmt: skip
     torch.softmax(p, -1, out=p)
-    pass_kernel[(ND * N * H,)](
+    pass_kernel[(cdiv(V, launch.BV) * N * H,)](
         p, v, None, s, g, initial[1], o, states_hv, final[1], scale, *offsets, T,
-        D=V, BM=BM, BD=BD, FIRST=False, LONG=False, **flags, **options,
+        D=V, BM=BM, BD=launch.BV, FIRST=False, LONG=False, **flags,
+        num_warps=launch.num_warps * max(1, BM * launch.BV // WARP),
     )  # fmt: skip
     return o, final if output_final_state else None, (p, states_hk, states_hv) if keep else None
 
 
-class _Passes:
-    """The arguments that both passes of a backward share; `differentiate` launches one pass."""
-
-    def __init__(self, q, s, g, packing):
-        self.s, self.g, self.packing = s, g, packing
-        (self.B, self.T, self.H, self.M), self.HQ = s.shape, q.shape[2]
-        self.N, self.offsets = sequences(s, packing)
-        self.empty = s.new_empty(0, dtype=torch.float32).new_empty
-
-    def differentiate(self, x, y, z, first: bool, states, dfinal_state):
-        """Launch `pass_grads_kernel`: return (dz of the first pass or dx of the second, dy, ds, dg, dinitial_state)."""
-        D, G = y.shape[-1], self.HQ // self.H
-        U = tokens_per_turn(self.T, G)
-        BM, BD, ND, options = blocks_and_options("gsa.recurrent_grads", self.s, D)
-        dx, dz = (None, torch.empty_like(z)) if first else (self.empty(ND, *x.shape), None)
-        ds, dg = (self.empty(ND, *self.s.shape) for _ in range(2))
-        dy, dinitial_state = torch.empty_like(y), self.empty(self.N, *states.shape[1:])
-        pass_grads_kernel[(ND * self.N * self.H,)](
-            x, y, z, self.s, self.g, states, dfinal_state, self.empty(ND * self.N * self.H, CHECKPOINT // U, BD, BM),
-            dx, dy, dz, ds, dg, dinitial_state, *self.offsets, self.T, self.B * self.T, self.N,
-            H=self.H, G=G, M=self.M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD, FIRST=first,
-            HAS_FINAL=dfinal_state is not None, PACKED=self.packing is not None, **options,
-        )  # fmt: skip
-        return dz if first else dx.sum(0), dy, ds.sum(0), dg.sum(0), dinitial_state
-
-
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk and dv in their inputs' dtypes, ds, dg and those of the initial (hk, hv) in float32."""
-    passes = _Passes(q, s, g, packing)
+    """Return dq, dk, dv, ds and dg in their inputs' dtypes, and those of the initial (hk, hv) in float32."""
     (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
-    dp, dv, ds_v, dg_v, dhv = passes.differentiate(p, v, do, False, hv, dhv)
-    dscores = scale * softmax_grads(p, dp)
-    dq, dk, ds_k, dg_k, dhk = passes.differentiate(dscores, k, q, True, hk, dhk)
-    return dq, dk, dv, ds_k + ds_v, dg_k + dg_v, (dhk, dhv)
+    (B, T, H, M), G = s.shape, q.shape[2] // s.shape[2]
+    N, offsets = sequences(s, packing)
+    launch, U = TABLE["gsa.recurrent_grads", width(s.element_size())], tokens_per_turn(T, G)
+    BM, BK, BV = block(M, launch.BK), block(k.shape[-1], launch.BV), block(v.shape[-1], launch.BV)
+    NM, NK, NV = cdiv(M, BM), cdiv(k.shape[-1], BK), cdiv(v.shape[-1], BV)
+    empty = s.new_empty(0, dtype=torch.float32).new_empty
+
+    def differentiate(x, y, z, dx, dy, dz, ds, dg, states, dfinal_state, BD):
+        """Launch the first pass, with dz, or the second, with dx. Return dinitial_state."""
+        D, dinitial_state = y.shape[-1], empty(N, *states.shape[1:])
+        programs = NM * cdiv(D, BD) * N * H
+        pass_grads_kernel[(programs,)](
+            x, y, z, s, g, states, dfinal_state, empty(programs, CHECKPOINT // U, BD, BM), dx, dy, dz, ds, dg,
+            dinitial_state, *offsets, T, B * T, N, H=H, G=G, M=M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD,
+            FIRST=dx is None, HAS_FINAL=dfinal_state is not None, PACKED=packing is not None,
+            num_warps=launch.num_warps * max(1, BM // ROWS), num_stages=launch.num_stages,
+        )  # fmt: skip
+        return dinitial_state
+
+    ds, dg = (empty(NV + NK, *s.shape) for _ in range(2))  # partial sums of both passes
+    dp, (dv,) = empty(NV, *p.shape), new_shares(NM, v)
+    dhv = differentiate(p, v, do, dp, dv, None, ds, dg, hv, dhv, BV)
+    (dv,) = sum_blocks(NM, (dv,), v)
+    dscores, rows, slots = torch.empty_like(p), p.numel() // M, block(M, 128)
+    BR = 4096 // slots  # rows that 128 threads have in 32 registers
+    dscores_kernel[(cdiv(rows, BR),)](p, dp, dscores, scale, rows, M=M, BM=slots, BLOCKS=NV, ROWS=BR)
+    del dp
+    (dq,), (dk,) = new_shares(NM, q), new_shares(NM, k)
+    dhk = differentiate(dscores, k, q, None, dk, dq, ds[NV:], dg[NV:], hk, dhk, BK)
+    ds, dg = sum_blocks(NV + NK, (ds, dg), s, g)
+    (dq,), (dk,) = sum_blocks(NM, (dq,), q), sum_blocks(NM, (dk,), k)
+    return dq, dk, dv, ds, dg, (dhk, dhv)

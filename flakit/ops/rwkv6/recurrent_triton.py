@@ -20,13 +20,16 @@ from ..common.recurrence_triton import (
     blocks_and_options,
     checkpoints,
     checkpoints_shape,
+    column_sums,
+    decayed,
     load_turn,
     new_shares,
     relayout,
+    row_sums,
     sequences,
-    split_decay,
     sum_blocks,
     tokens_per_turn,
+    turn_decays,
 )
 
 
@@ -66,16 +69,17 @@ def recurrent_kernel(
                 tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
         turn = arrived_turn(ahead)
         ahead = load_turn((r, k, w), (v,), start, begin + U, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+        highs, low = turn_decays(turn, 2)
         for n in tl.static_range(U):
-            b_r, b_k, b_w, b_v = turn[n]
+            b_r, b_k, _, b_v = turn[n]
             b_r *= scale
-            high, low = split_decay(b_w)
             own = tl.sum(b_r * b_u * b_k) * b_v
-            b_o = tl.sum(as_vector(b_r)[:, None] * b_S, 0) + as_vector(own)
+            # A thread has four consecutive columns here.
+            b_o = row_sums(tl.trans(as_vector(b_r)[:, None] * b_S)) + as_vector(own)
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
             b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
-            b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_kv)
+            b_S = decayed(b_S, highs[n], low, b_kv, n == U - 1)
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, mask=m_s)
 
@@ -131,11 +135,11 @@ def recurrent_grads_kernel(
             turn = arrived_turn(written)
             t = (i_t + 1) * U
             written = load_turn((k, w), (v,), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+            highs, low = turn_decays(turn, 1)
             for n in tl.static_range(U):
-                b_k, b_w, b_v = turn[n]
-                high, low = split_decay(b_w)
+                b_k, _, b_v = turn[n]
                 b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
-                b_S = as_vector(high)[:, None] * b_S + (as_vector(low)[:, None] * b_S + b_kv)
+                b_S = decayed(b_S, highs[n], low, b_kv, n == U - 1)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
@@ -145,27 +149,23 @@ def recurrent_grads_kernel(
             rows = arrived_turn(ahead)
             t = (i_t - 1) * U
             ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
-            factors, befores = (), ()
+            highs, low = turn_decays(rows, 2)
+            befores = ()
             for n in tl.static_range(U):
-                _, b_k, b_w, b_v, _ = rows[n]
-                high, low = split_decay(b_w)
-                n_high, n_low = as_vector(high), as_vector(low)
-                factors += ((high, n_high, n_low),)
+                _, b_k, _, b_v, _ = rows[n]
                 befores += (b_S,)
                 if n + 1 < U:
-                    b_kv = as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
-                    b_S = n_high[:, None] * b_S + (n_low[:, None] * b_S + b_kv)
+                    b_S = decayed(b_S, highs[n], low, as_vector(b_k)[:, None] * as_vector(b_v)[None, :], False)
             for n in tl.static_range(U - 1, -1, -1):
                 b_q, b_k, _, b_v, b_do = rows[n]
-                high, n_high, n_low = factors[n]
                 b_S = befores[n]
                 b_q *= scale
                 q_do = as_vector(b_q)[:, None] * as_vector(b_do)[None, :]
                 v_do = tl.sum(b_v * b_do)
-                b_dq = tl.sum(b_S * as_vector(b_do)[None, :], 1) + as_vector(b_u * b_k * v_do)
-                b_dk = tl.sum(b_D * as_vector(b_v)[None, :], 1) + as_vector(b_u * b_q * v_do)
-                b_dw = as_vector(high) * tl.sum(b_S * b_D, 1)
-                b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
+                b_dq = row_sums(b_S * as_vector(b_do)[None, :]) + as_vector(b_u * b_k * v_do)
+                b_dk = row_sums(b_D * as_vector(b_v)[None, :]) + as_vector(b_u * b_q * v_do)
+                b_dw = highs[n] * row_sums(b_S * b_D)
+                b_dv = column_sums(b_D * as_vector(b_k)[:, None]) + as_vector(tl.sum(b_q * b_u * b_k) * b_do)
                 b_du += b_q * b_k * v_do
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 at, m_t = (share_k + row) * K + o_k, m_k & within
@@ -173,7 +173,7 @@ def recurrent_grads_kernel(
                 tl.store(dk + at, b_dk.to(dk.dtype.element_ty), mask=m_t)
                 tl.store(dw + at, b_dw.to(dw.dtype.element_ty), mask=m_t)
                 tl.store(dv + (share_v + row) * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
-                b_D = n_high[:, None] * b_D + (n_low[:, None] * b_D + q_do)
+                b_D = decayed(b_D, highs[n], low, q_do, n == 0)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     tl.store(du + (i_v * N * H + i_nh) * K + o_k[None, :], b_du, mask=m_k[None, :])
@@ -218,7 +218,8 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
         r, k, v, w, u, do, states, dfinal_state, empty(programs, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
         dinitial_state, scale, *offsets, T, B * T, N,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=packing is not None, num_warps=launch.num_warps * max(1, BV // ROWS), num_stages=launch.num_stages,
+        PACKED=packing is not None, num_warps=min(16, launch.num_warps * max(1, BV // ROWS)),
+        num_stages=launch.num_stages,
     )  # fmt: skip
-    dr, dk, dw, dv = sum_blocks(NV, dr), sum_blocks(NV, dk), sum_blocks(NV, dw), sum_blocks(NK, dv)
+    (dr, dk, dw), (dv,) = sum_blocks(NV, (dr, dk, dw), r, k, w), sum_blocks(NK, (dv,), v)
     return dr, dk, dv, dw, du.sum((0, 1)), dinitial_state

@@ -21,29 +21,23 @@ from ..common.recurrence_triton import (
     blocks_and_options,
     checkpoints,
     checkpoints_shape,
+    column_sums,
+    decayed,
     load_turn,
     new_shares,
     relayout,
+    row_sums,
     sequences,
-    split_decay,
     sum_blocks,
     tokens_per_turn,
+    turn_decays,
 )
 
 
 @triton.jit
-def _removed(b_S, b_a):
-    """Return a^T S_{t-1} [BV] of b_S [BK, BV] and a row b_a [1, BK]: what a reads from the state, for b to write."""
-    return tl.sum(as_vector(b_a)[:, None] * b_S, 0)
-
-
-@triton.jit
-def _step(b_S, removed, b_w, b_k, b_v, b_b):
-    """Return S_t = diag(e^w) S_{t-1} + b (a^T S_{t-1}) + k v^T, and e^w as high and low (`split_decay`), [BK] each."""
-    high, low = split_decay(b_w)
-    n_high, n_low = as_vector(high), as_vector(low)
-    added = as_vector(b_b)[:, None] * removed[None, :] + as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
-    return n_high[:, None] * b_S + (n_low[:, None] * b_S + added), n_high, n_low
+def _added(removed, b_k, b_v, b_b):
+    """Return what a token adds to the state, b (a^T S_{t-1}) + k v^T."""
+    return as_vector(b_b)[:, None] * removed[None, :] + as_vector(b_k)[:, None] * as_vector(b_v)[None, :]
 
 
 @kernel
@@ -81,10 +75,12 @@ def recurrent_kernel(
                 tl.store(states + ((first + begin // C) * H + i_h) * K * V + o_s, b_S, mask=m_s)
         turn = arrived_turn(ahead)
         ahead = load_turn((w, k, a, b, r), (v,), start, begin + U, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+        highs, low = turn_decays(turn, 0)
         for n in tl.static_range(U):
-            b_w, b_k, b_a, b_b, b_r, b_v = turn[n]
-            b_S, _, _ = _step(b_S, _removed(b_S, b_a), b_w, b_k, b_v, b_b)
-            b_o = tl.sum(as_vector(b_r * scale)[:, None] * b_S, 0)
+            _, b_k, b_a, b_b, b_r, b_v = turn[n]
+            removed = tl.sum(as_vector(b_a)[:, None] * b_S, 0)
+            b_S = decayed(b_S, highs[n], low, _added(removed, b_k, b_v, b_b), n == U - 1)
+            b_o = row_sums(tl.trans(as_vector(b_r * scale)[:, None] * b_S))  # of four columns a thread
             row, within = (start + begin + n) * H + i_h, begin + n < length
             tl.store(o + row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v & within)
     if WANTS_FINAL:
@@ -115,7 +111,8 @@ def recurrent_grads_kernel(
     o_s, m_s = o_k[:, None] * V + o_v[None, :], m_k[:, None] & m_v[None, :]
     start, end, first = locate_sequence(i_n, cu_seqlens, checkpoints_before, T, C, PACKED)
     p_scratch = scratch + (i_v * N * H + i_nh).to(tl.int64) * (C // U) * BK * BV
-    p_scratch += tl.arange(0, BK)[:, None] + tl.arange(0, BV)[None, :] * BK
+    ROWS: tl.constexpr = 4 if BK >= 128 else (BK + 31) // 32  # a thread's: one warp has all rows
+    p_scratch += tl.max_contiguous(tl.arange(0, BK), ROWS)[:, None] + tl.arange(0, BV)[None, :] * BK
     p_removed = scratch_removed + (i_v * N * H + i_nh).to(tl.int64) * C * BV + tl.arange(0, BV)
     share = i_v.to(tl.int64) * tokens * H
 
@@ -137,11 +134,12 @@ def recurrent_grads_kernel(
             turn = arrived_turn(written)
             t = (i_t + 1) * U
             written = load_turn((w, k, a, b), (v,), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
+            highs, low = turn_decays(turn, 0)
             for n in tl.static_range(U):
-                b_w, b_k, b_a, b_b, b_v = turn[n]
-                removed = _removed(b_S, b_a)
+                _, b_k, b_a, b_b, b_v = turn[n]
+                removed = column_sums(as_vector(b_a)[:, None] * b_S, ROWS)
                 tl.store(p_removed + (i_t * U + n) * BV, removed)
-                b_S, _, _ = _step(b_S, removed, b_w, b_k, b_v, b_b)
+                b_S = decayed(b_S, highs[n], low, _added(removed, b_k, b_v, b_b), n == U - 1)
         tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
@@ -151,36 +149,36 @@ def recurrent_grads_kernel(
             rows = arrived_turn(ahead)
             t = (i_t - 1) * U
             ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
-            b_states, reads, factors = (b_S,), (), ()
+            highs, low = turn_decays(rows, 0)
+            befores, reads = (), ()
             for n in tl.static_range(U):
-                b_w, b_k, _, b_b, _, b_v, _ = rows[n]
+                _, b_k, _, b_b, _, b_v, _ = rows[n]
                 removed = tl.load(p_removed + (i_t * U + n) * BV)
-                b_S, high, low = _step(b_S, removed, b_w, b_k, b_v, b_b)
-                b_states += (b_S,)
+                befores += (b_S,)
                 reads += (removed,)
-                factors += ((high, low),)
+                if n + 1 < U:
+                    b_S = decayed(b_S, highs[n], low, _added(removed, b_k, b_v, b_b), False)
             for n in tl.static_range(U - 1, -1, -1):
                 _, b_k, b_a, b_b, b_r, b_v, b_do = rows[n]
-                high, low = factors[n]
-                b_S, removed = b_states[n], reads[n]
+                high, b_S, removed = highs[n], befores[n], reads[n]
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
                 at, m_t = share + row, m_k & within
-                do_n = as_vector(b_do)
+                do_n = as_vector(b_do * scale)
                 n_do = do_n[None, :]
                 # S_t do from S_{t-1} do: the state after a turn's last token is not needed.
                 b_read = tl.sum(b_S * n_do, 1)
-                added = as_vector(b_b) * tl.sum(removed * do_n) + as_vector(b_k * tl.sum(b_v * b_do))
-                b_dr = (high * b_read + (low * b_read + added)) * scale
+                added = as_vector(b_b) * tl.sum(removed * do_n) + as_vector(b_k) * tl.sum(b_v * b_do * scale)
+                b_dr = high * b_read + added
                 tl.store(dr + at * K + o_k, b_dr.to(dr.dtype.element_ty), mask=m_t)
-                b_D += as_vector(b_r * scale)[:, None] * n_do
-                dremoved = tl.sum(b_D * as_vector(b_b)[:, None], 0)
+                b_D += as_vector(b_r)[:, None] * n_do
+                dremoved = column_sums(b_D * as_vector(b_b)[:, None], ROWS)
                 tl.store(dw + at * K + o_k, (high * tl.sum(b_S * b_D, 1)).to(dw.dtype.element_ty), mask=m_t)
                 tl.store(dk + at * K + o_k, tl.sum(b_D * as_vector(b_v)[None, :], 1).to(dk.dtype.element_ty), mask=m_t)
                 tl.store(db + at * K + o_k, tl.sum(b_D * removed[None, :], 1).to(db.dtype.element_ty), mask=m_t)
                 tl.store(da + at * K + o_k, tl.sum(b_S * dremoved[None, :], 1).to(da.dtype.element_ty), mask=m_t)
-                b_dv = tl.sum(b_D * as_vector(b_k)[:, None], 0)
+                b_dv = column_sums(b_D * as_vector(b_k)[:, None], ROWS)
                 tl.store(dv + row * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v & within)
-                b_D = high[:, None] * b_D + (low[:, None] * b_D + as_vector(b_a)[:, None] * dremoved[None, :])
+                b_D = decayed(b_D, high, low, as_vector(b_a)[:, None] * dremoved[None, :], n == 0)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
     tl.store(dinitial_state + i_nh.to(tl.int64) * K * V + o_s, b_D, mask=m_s)
@@ -225,5 +223,5 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
         PACKED=packing is not None, **options,
     )  # fmt: skip
-    dr, dw, dk, da, db = (sum_blocks(NV, x) for x in (dr, dw, dk, da, db))
+    dr, dw, dk, da, db = sum_blocks(NV, (dr, dw, dk, da, db), r, w, k, a, b)
     return dr, dw, dk, dv, da, db, dinitial_state

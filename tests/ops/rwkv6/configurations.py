@@ -52,5 +52,6 @@ CONFIGURATIONS = {
     "f16-wf32-K100-V40": Launches(recurrent, f16, 100, 40, wide=f32),
     "f32-K256-V16-states": Launches(recurrent, f32, 256, 16, states=True),
     "f32-K512-V64-packed": Launches(recurrent, f32, 512, 64, packed=True),
+    "bf16-K16-V600-recurrent": Launches(recurrent, bf16, 16, 600, only="grads"),
     "f32-T1-H1-K16-V16": Launches(recurrent, f32, 16, 16, T=1, H=1),
 }

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from flakit.ops.common.launch import TABLE
 from tests.ops.checking import measured
 from tests.ops.settings import Setting
 
@@ -16,3 +18,13 @@ SETTING = Setting(T=5, K=20, V=530, H=2, B=1, decay="uniform", states="both")
 def test_more_than_512_columns(packing, dtype):
     _, wrong = measured(replace(SETTING, packing=packing, dtype=dtype), "recurrent", "triton")
     assert wrong == []
+
+
+def test_no_row_of_the_table_takes_more_warps_than_a_program_can_have():
+    from flakit.ops.rwkv6 import recurrent_triton
+    from tests.ops.rwkv6.configurations import Launches
+
+    key = "rwkv6.recurrent_grads", "float32"
+    with TABLE.using({key: TABLE[key]._replace(num_warps=8)}):
+        launched = Launches(recurrent_triton, torch.float32, 16, 530).kernels()
+    assert {x.options["num_warps"] for x in launched if x.options.get("BV") == 512} == {16}
