@@ -152,16 +152,21 @@ def split_decay(b_w):
 
 
 @triton.jit
-def turn_decays(turn, W: tl.constexpr):
-    """Return e^w of each token of a turn, a tuple of vectors, and the sum of their low parts, for `decayed`. W: the
-    index of w among a token's rows."""
-    high, lows = split_decay(turn[0][W])
-    highs = (as_vector(high),)
+def turn_decays(turn, W: tl.constexpr, REVERSE: tl.constexpr = False):
+    """Return e^w of each token of a turn, a tuple of vectors, and the sum of their low parts, for `decayed`: each low
+    part times e^w of the tokens behind its own, or in front of it for a walk in REVERSE. W: the index of w among a
+    token's rows."""
+    high, low = split_decay(turn[0][W])
+    highs, passed = (as_vector(high),), high
     for n in tl.static_range(1, len(turn)):
-        high, low = split_decay(turn[n][W])
+        high, own = split_decay(turn[n][W])
         highs += (as_vector(high),)
-        lows += low
-    return highs, as_vector(lows)
+        if REVERSE:
+            low += passed * own
+            passed *= high
+        else:
+            low = high * low + own
+    return highs, as_vector(low)
 
 
 @triton.jit

@@ -260,11 +260,11 @@ def pass_grads_kernel(
                 next_queries += load_turn(
                     (x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U
                 )
-            highs, low = turn_decays(rows, 1)
+            highs, low = turn_decays(rows, 1, True)
             b_states = (b_S,)
             for n in tl.static_range(U):
                 b_s, _, b_y = rows[n]
-                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], n == U - 1)
+                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], False)
                 b_states += (b_S,)
             for n in tl.static_range(U - 1, -1, -1):
                 row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length

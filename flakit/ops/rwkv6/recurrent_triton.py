@@ -149,7 +149,7 @@ def recurrent_grads_kernel(
             rows = arrived_turn(ahead)
             t = (i_t - 1) * U
             ahead = load_turn((r, k, w), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
-            highs, low = turn_decays(rows, 2)
+            highs, low = turn_decays(rows, 2, True)
             befores = ()
             for n in tl.static_range(U):
                 _, b_k, _, b_v, _ = rows[n]

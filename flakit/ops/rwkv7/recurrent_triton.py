@@ -149,7 +149,7 @@ def recurrent_grads_kernel(
             rows = arrived_turn(ahead)
             t = (i_t - 1) * U
             ahead = load_turn((w, k, a, b, r), (v, do), begin, t, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
-            highs, low = turn_decays(rows, 0)
+            highs, low = turn_decays(rows, 0, True)
             befores, reads = (), ()
             for n in tl.static_range(U):
                 _, b_k, _, b_b, _, b_v, _ = rows[n]
