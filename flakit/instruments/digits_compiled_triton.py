@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import triton.language as tl
 from torch import Tensor, UntypedStorage
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
@@ -86,12 +87,20 @@ def _interpreter(names: Any) -> Iterator[Callable]:
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Return the result of inline assembly: an identity, one operation or a prefetch; else NotImplementedError."""
+    """Return the result of inline assembly: an identity, one operation, a conversion to pairs of 16-bit numbers or a
+    prefetch; else NotImplementedError."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
     if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
         one, other = args
         return {"add": one + other, "sub": one - other, "mul": one * other}[match[1]]
+    if re.fullmatch(r"\s*ex2\.approx(\.ftz)?\.f32\s+\$0, \$1;\s*", asm):
+        return tl.exp2(args[0])
+    if re.fullmatch(r"\s*cvt\.rn\.(bf16|f16)x2\.f32\s+\$0, \$2, \$1;\s*", asm):
+        return args[0].to(dtype)
+    if re.fullmatch(r"\s*max\.NaN\.(bf16|f16)x2\s+\$0, \$1, \$2;\s*", asm):
+        one, other = (x.to(tl.float32) for x in args)  # the interpreter has bfloat16 numbers as their bits
+        return tl.where((one != one) | (one > other), one, other).to(dtype)
     if "prefetch." in asm:
         return args[-1]  # its result is unused
     raise NotImplementedError("inline assembly")

@@ -120,5 +120,17 @@ def decided_by_rounding(x, o, D: tl.constexpr):
 @triton.jit
 def assembled(x, o, D: tl.constexpr):
     o_d = tl.arange(0, D)
-    b_x = tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [tl.load(x + o_d)], tl.float32, True, 1)
+    b_x = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [tl.load(x + o_d)], tl.float32, True, 1)
     tl.store(o + o_d, b_x)
+
+
+@triton.jit
+def assembled_pairs(x, bounded, powers, D: tl.constexpr):
+    """Store max(x, 0) rounded to bfloat16, NaN kept, and 2^x, by inline assembly. x, powers [D] float32."""
+    i = tl.arange(0, D)
+    b_x = tl.load(x + i)
+    b_half = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [b_x], tl.bfloat16, True, 2)
+    zero = tl.cast(0.0, tl.bfloat16)
+    b_half = tl.inline_asm_elementwise("max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [b_half, zero], tl.bfloat16, True, 2)
+    tl.store(bounded + i, b_half)
+    tl.store(powers + i, tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [b_x], tl.float32, True, 1))

@@ -109,6 +109,16 @@ def test_what_cannot_be_interpreted_is_not_called_accurate():
     assert not t.digits.outputs and "Every result" not in said
 
 
+def test_assembly_for_pairs_of_16_bit_numbers_is_interpreted():
+    x = torch.arange(-4, 4, 0.5)
+    x[5] = torch.nan
+    bounded, powers = torch.empty(16, dtype=torch.bfloat16), torch.empty(16)
+    arguments = {"x": x, "bounded": bounded, "powers": powers, "D": 16}
+    compiled.interpret(lossy.assembled_pairs, arguments, (1,))
+    torch.testing.assert_close(bounded, x.bfloat16().clamp(min=0), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(powers, x.exp2(), equal_nan=True)
+
+
 def test_nothing_is_left_replaced_and_the_script_gets_what_its_kernel_stored():
     before = JITFunction.__call__, tl.sum, tl.core.where, tl.tensor.__add__, dict(lossy.__dict__)
     o = torch.zeros(64)
