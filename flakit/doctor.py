@@ -337,7 +337,8 @@ def check_operators() -> Iterator[Check]:
 
 def check_on(backend: str, device: str) -> Iterator[Check]:
     """Run every operator and form on a few tokens in float32, on a GPU also in bfloat16; yield a `Check` each. Chunks
-    of RWKV6 and RWKV7 also run with heads of 64 channels, for which Triton has other kernels."""
+    of RWKV6 and RWKV7 also run with heads of 64 channels, for which Triton has other kernels. GSA runs with 32 slots
+    alone, so not in its chunks of 64."""
     for name, op in OPERATORS.items():
         for form in op.forms:
             for channels in (None, 64) if backend == "triton" and form == "chunk" and name != "gsa" else (None,):

@@ -1,9 +1,10 @@
 """Launch parameters of every kernel, in one place: no autotuning at run time, so a first call takes only seconds.
 
 A row's key is (kernel, width): the width of the inputs is "16-bit" or "float32". "gsa128" is GSA with more than 64
-slots, all of which a program holds in registers; BK of "gsa.recurrent_pass" and "gsa.recurrent_grads" are slots. ROWS
-were tuned on an H200 (sm_90). Rows that `flakit tune` finds on another device are stored in a separate file,
-rows/sm_89.json and the like, and replace ROWS there (`rows_for`).
+slots, all of which a program holds in registers. In GSA's rows but "gsa.recurrent" BK counts slots: all of them, but
+for "gsa.recurrent_pass" and "gsa.recurrent_grads", where a program has a block of BK. ROWS were tuned on an H200
+(sm_90). Rows that `flakit tune` finds on another device are stored in a separate file, rows/sm_89.json and the like,
+and replace ROWS there (`rows_for`).
 """
 
 import json

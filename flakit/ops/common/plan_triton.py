@@ -142,8 +142,8 @@ class ChunkPlan:
         return self.N, self.H, self.rows, self.columns
 
     def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
-        """Compute the state entering each chunk (reverse: the gradient leaving it) and which chunks are mild, int32
-        [chunks, H, NK] (reverse: None).
+        """Compute the state entering each chunk (reverse: the gradient leaving it), as `Stored`, and which chunks are
+        mild, int32, chunks x H x NK numbers (reverse: None).
 
         x [B, T, G H, K] and y [B, T, G H, V] add x^T y, with decays, to the states, G heads to each; V may differ from
         the plan's. w [B, T, H, K]: natural-log decays. scale: factor of x in reverse. inclusive: in reverse, x decays

@@ -9,10 +9,10 @@ CHECKPOINT tokens. The backward walks these tokens from there twice: first forwa
 to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
 
 The layout of the scratch buffer decides which elements of a state a thread has. Exchanges between threads, by shuffles
-or through shared memory and its barriers, take longer than arithmetic. The key channels (in GSA the slots) are last, so
-that a thread has four consecutive ones. RWKV7's blocks have all of them, in one warp: with as many a thread as that
-leaves, a row of keys is loaded and stored in the layout in which it meets the state, and sums over columns are a
-thread's own.
+or through shared memory and its barriers, take longer than arithmetic. The key channels (in GSA the slots) are last,
+and a thread has four consecutive ones. In RWKV7's gradients one warp has all key channels, so that a thread has as many
+as that leaves, two of 64. A row of keys is then loaded and stored in the layout in which it meets the state, and sums
+over columns stay within a thread.
 """
 
 from collections.abc import Sequence
@@ -154,8 +154,8 @@ def split_decay(b_w):
 @triton.jit
 def turn_decays(turn, W: tl.constexpr, REVERSE: tl.constexpr = False):
     """Return e^w of each token of a turn, a tuple of vectors, and the sum of their low parts, for `decayed`: each low
-    part times e^w of the tokens behind its own, or in front of it for a walk in REVERSE. W: the index of w among a
-    token's rows."""
+    part times e^w of the turn's later tokens (REVERSE: its earlier ones), which the state has still to pass. W: the
+    index of w among a token's rows."""
     high, low = split_decay(turn[0][W])
     highs, passed = (as_vector(high),), high
     for n in tl.static_range(1, len(turn)):

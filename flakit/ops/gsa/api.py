@@ -79,8 +79,8 @@ def chunk_gsa(
             ValueError; where values are not checked (see Raises), every output and gradient is NaN.
         cu_seqlens_cpu: a copy of cu_seqlens on the CPU, whose values are checked without waiting for a GPU.
         chunk_size: tokens a chunk, a power of two up to 256, or None for the backend's own choice. The kernels take the
-            nearest of 32 and 64, 64 only for bfloat16 with 33 to 64 slots and as many queries as heads. It affects
-            rounding and speed only.
+            nearest of 32 and 64, 64 only for bfloat16 and float32 with 33 to 64 slots and as many queries as heads. It
+            affects rounding and speed only.
         head_first, reverse: accepted as False only: [B, T, H, ...] is the only layout, and time runs forwards.
         backend: "triton" (default on CUDA; on CPU under TRITON_INTERPRET=1), "torch" (default elsewhere) or
             "reference" (the recurrence, step by step).

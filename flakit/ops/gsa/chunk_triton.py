@@ -32,8 +32,8 @@ bfloat16 inputs have larger errors themselves; for float16 inputs the stream als
 scores alone (`remainders`).
 
 Operands of float32 inputs, memories too, are sums of three bfloat16 numbers, which hold all of float32: six products,
-each at twice the speed of the three TF32 products that would have the same digits. What is left is the error of a
-factor e^x, x 2^-24. So the bounds of a mild chunk are narrower (`tiles_triton`), and logarithms are binary
+as long as three in TF32, whose right operands the tensor core reads from shared memory as they are. What is left is the
+error of a factor e^x, x 2^-24. So the bounds of a mild chunk are narrower (`tiles_triton`), and logarithms are binary
 (`slots_triton.load_exponents`).
 
 In a chunk of mild blocks the decay's gradient is a difference of two sums over rows, of reads and of their counterparts

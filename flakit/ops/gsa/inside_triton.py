@@ -126,7 +126,7 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
 
 @triton.jit
 def _scores(b_x, b_s, b_g, base, ones, C: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr):
-    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, as in terms."""
+    """Return the scores [C, C] of reads b_x and keys b_s, both [C, BM] times `_decayed`'s factors, in terms."""
     x, s = in_terms(b_x, SCALED), in_terms(b_s, SCALED)
     b_E = masked(_below(base, C, True), add_products(tl.zeros([C, C], dtype=tl.float32), x, turned(s)))
     for n in range(base, LEVELS):
@@ -153,7 +153,8 @@ def output_kernel(
     In registers: A = q k^T, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], s, g [B, T, H, M], o [B, T, H G, V], logits [B, T, H G, M]
-    hk, remainders [chunks, H, M, K], hv [chunks, H, M, V] float16, *_scales [chunks, H, NS, M], NS = ceil(K or V / BS)
+    hk, remainders [chunks, H, M, K], hv [chunks, H, M, V], *_scales [chunks, H, NS, M], NS = ceil(K or V / BS);
+    hk and hv are float16, for float32 inputs float32 without scales (None)
     mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; ones: `sums_of_rows`
     """
     i = tl.program_id(0)
@@ -203,7 +204,7 @@ def softmax_grads_kernel(
     the operands x* of `slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and logits [C, BM].
 
     v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], logits, p, dscores, reads [B, T, H G, M]
-    hv [chunks, H, M, V] float16, hv_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
+    hv [chunks, H, M, V], hv_scales [chunks, H, NS, M], mild, sequence_of_chunk, … as of `output_kernel`
     """
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
@@ -273,7 +274,7 @@ def slot_grads_kernel(
     upto, s*, to end: of `chunk_triton`; reads: of `softmax_grads_kernel`.
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], do [B, T, H G, V], s, g, ds, dg [B, T, H, M]
-    p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V] float16
+    p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V]
     *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
     """
     i = tl.program_id(0)
@@ -361,7 +362,7 @@ def pass_grads_kernel(
     Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
 
     x [B, T, H G, M], y, dy [B, T, H, D], z, dz [B, T, H G, D], s, g [B, T, H, M]
-    states, dstates [chunks, H, M, D] float16, scales, dscales [chunks, H, NS, M]
+    states, dstates [chunks, H, M, D], scales, dscales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
