@@ -13,8 +13,8 @@ the read x z^T at t included:
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
 The second pass runs first: its dx is dp, which gives dscores (`dscores_kernel`). Each block of slots and D has a
-program. States are recomputed from
-checkpoints by segments, as in `rwkv6.recurrent_triton`; dg uses the states, without cancellation.
+program. States are recomputed from checkpoints by segments, as in `rwkv6.recurrent_triton`; dg uses the states, without
+cancellation.
 """
 
 from functools import lru_cache
