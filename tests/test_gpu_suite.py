@@ -252,13 +252,16 @@ def test_what_a_helper_says_is_part_of_the_hash(project):
 
 
 @pytest.mark.full
-def test_results_of_several_cards_stand_side_by_side(project):
+def test_results_of_several_cards_and_tritons_stand_side_by_side(project):
     run(project)
     first = results.read(project / "out.json")
-    others = [row | {"card": "another"} for row in first]
+    others = [row | more for more in ({"card": "another"}, {"triton": "of later"}) for row in first]
     results.write(project / "out.json", dict.fromkeys(recorded.META, "x"), others)
-    assert run(project)[1] == [*"01234", "other"]  # nothing is known of this card
-    assert [row["card"] for row in results.read(project / "out.json")] == ["a card"] * 2 + ["another"] * 2
+    assert run(project)[1] == [*"01234", "other"]  # nothing is known of this card and Triton
+    places = [results.place(row) for row in results.read(project / "out.json")]
+    now = first[0]["triton"]
+    assert places == [*[("a card", now)] * 2, *[("a card", "of later")] * 2, *[("another", now)] * 2]
+    assert run(project)[1] == ["3"]
 
 
 @pytest.mark.full
@@ -387,21 +390,20 @@ def test_the_texts_say_what_is_recorded(name):
     assert summary.written(name, results.read()) == (ROOT / name).read_text(encoding="utf-8")
 
 
-def some_rows(card, each="...s", root=ROOT, **more):
-    ran = {"card": card, "torch": "2.11.0", "triton": "3.6.0", "commit": "abc", "date": "2026-11-26"}
+def some_rows(card, each="...s", root=ROOT, triton="3.6.0", **more):
+    ran = {"card": card, "torch": "2.11.0", "triton": triton, "commit": "abc", "date": "2026-11-26"}
     files = sources.test_files(root)
     return [results.row(ran, file, results.key(file, ran, root), each, ()) | more for file in files]
 
 
-def test_a_table_has_a_line_for_each_card():
-    rows = [*some_rows("one", "..s"), *some_rows("two", ".F-")]
-    (one, two), n = summary.totals(rows), len(sources.test_files())
+def test_a_table_has_a_line_for_each_card_and_triton():
+    rows = [*some_rows("one", "..s"), *some_rows("two", ".F-"), *some_rows("one", ".--", triton="3.7.1")]
+    (one, two, newer), n = summary.totals(rows), len(sources.test_files())
+    assert (newer["card"], newer["triton"], newer["passed"], newer["not_run"]) == ("one", "3.7.1", n, 2 * n)
     assert (one["passed"], one["skipped"], one["failed"]) == (2 * n, n, 0)
     assert (two["passed"], two["failed"], two["not_run"], two["triton"]) == (n, n, n, "3.6.0")
     table, words = summary.text("docs/speed.md", rows), summary.text("README.md", rows)
-    assert (
-        f"| one | {2 * n} | 0 | {n} | 0 | 2026-11-26 | abc |" in table and "ran on Triton 3.6.0; pip installs" in table
-    )
+    assert f"| one | {2 * n} | 0 | {n} | 0 | 2026-11-26 | abc |" in table and "ran on Triton 3.6.0 and 3.7.1;" in table
     assert f"on one {2 * n} of {2 * n} passed (abc; " in words and f"on two {n} of {3 * n} passed" in words
 
 
@@ -413,16 +415,17 @@ def test_of_several_commits_it_says_how_many_passed_on_each():
     assert f"passed ({said}; " in summary.text("README.md", rows)
 
 
-def test_a_release_needs_every_file_green_for_todays_code_on_one_card(project):
+def test_a_release_needs_every_file_green_for_todays_code_on_one_card_and_triton(project):
     def complaints(*rows):
         return summary.complaints([row for each in rows for row in each], project)
 
     green, red = some_rows("one", root=project), some_rows("two", ".F", root=project)
     assert not complaints(green) and not complaints(red, green)
+    assert complaints(green[1:], some_rows("one", root=project, triton="3.7.1")[:1])  # each lacks a file
     assert complaints(red)[0].endswith("1 failed, 0 not run")
     assert complaints(some_rows("one", ".-", root=project))[0].endswith("0 failed, 1 not run")
-    assert complaints(green[1:]) == ["one: tests/one/test_some.py: not run"]
+    assert complaints(green[1:]) == ["one, Triton 3.6.0: tests/one/test_some.py: not run"]
     assert complaints(some_rows("one", root=project, key="of before"))[0].endswith("other code, abc of 2026-11-26")
     assert "no GPU test is recorded" in complaints([])[0]
     write(project, {"tests/one/helper.py": "SEEN = 'other'\n"})
-    assert complaints(green)[0].startswith("one: tests/one/test_some.py: run on other code")
+    assert complaints(green)[0].startswith("one, Triton 3.6.0: tests/one/test_some.py: run on other code")

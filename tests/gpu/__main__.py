@@ -59,10 +59,13 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
     ran |= {"card": card, "commit": options.commit or commit(root)}
     files = sources.test_files(root)
     keys = {file: results.key(file, ran, root) for file in files}
-    rows = [row for row in results.read(options.file) if row["card"] != card or row["file"] in keys]
-    mine = {row["file"]: row for row in rows if row["card"] == card and row["key"] == keys[row["file"]]}
+    here = results.place(ran)
+    rows = [row for row in results.read(options.file) if results.place(row) != here or row["file"] in keys]
+    own = [row for row in rows if results.place(row) == here]
+    mine = {row["file"]: row for row in own if row["key"] == keys[row["file"]]}
     left = [file for file in files if file not in mine or not results.green(mine[file]) or mine[file]["skipped"]]
-    print(f"{card}: {len(files) - len(left)} of {len(files)} files have passed for this code", flush=True)
+    passed = f"{len(files) - len(left)} of {len(files)} files have passed for this code"
+    print(f"{card}, Triton {ran['triton']}: {passed}", flush=True)
     left += [file for file in files if options.again and file not in left]
     with tempfile.TemporaryDirectory() as folder:
         run = {
@@ -76,7 +79,7 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
             "known": {file: row["each"] for file, row in mine.items()},
             "seconds": {file: row["seconds"] for file, row in mine.items()},
             # As last measured: of older code, even of another card, seconds still say which tests are long.
-            "expected": {row["file"]: row["seconds"] for row in sorted(rows, key=lambda row: row["card"] == card)},
+            "expected": {row["file"]: row["seconds"] for row in (*(row for row in rows if row not in own), *own)},
             "rows": rows,
         }
         (Path(folder) / "run.json").write_text(json.dumps(run))
@@ -85,7 +88,7 @@ def run(options: argparse.Namespace, of_pytest: list[str], root: Path, card: str
             _stop_after(options.limit_seconds)
             _pytest(options, of_pytest, root, left)
             signal.alarm(0)
-    return _told(options.file, card, keys)
+    return _told(options.file, ran, keys)
 
 
 def _pytest(options: argparse.Namespace, of_pytest: list[str], root: Path, files: list[str]) -> None:
@@ -110,9 +113,9 @@ def _interrupt(number, _):
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _told(file: Path, card: str, keys: Mapping[str, str]) -> int:
-    """Says what is in the file of this card and this code, and what it comes to."""
-    rows = {row["file"]: row for row in results.read(file) if row["card"] == card}
+def _told(file: Path, ran: Mapping[str, str], keys: Mapping[str, str]) -> int:
+    """Says what is in the file of this card, Triton and code, and what it comes to. ran: as in `results.row`."""
+    rows = {row["file"]: row for row in results.read(file) if results.place(row) == results.place(ran)}
     rows = {name: row for name, row in rows.items() if name in keys and row["key"] == keys[name]}
     total = Counter()
     for row in rows.values():
@@ -125,7 +128,7 @@ def _told(file: Path, card: str, keys: Mapping[str, str]) -> int:
     print(f"{sum(map(results.spent, rows.values())):8.0f} s  of all processes, for {measured} of {total.total()} tests")
     unknown = [name for name in keys if name not in rows]
     words = [f"{n} {name.replace('_', ' ')}" for name, n in total.items() if n]
-    print(f"{card}: {', '.join(words) or 'nothing run'}; {file}")
+    print(f"{ran['card']}: {', '.join(words) or 'nothing run'}; {file}")
     if total["failed"]:
         return 1
     return LEFT if total["not_run"] or unknown else 0

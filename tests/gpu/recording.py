@@ -125,7 +125,7 @@ class Keeper:
     """What came of each test, written down."""
 
     def __init__(self):
-        self.rows = {(row["card"], row["file"]): row for row in RUN["rows"]}
+        self.rows = {(results.place(row), row["file"]): row for row in RUN["rows"]}
         self.places, self.each, self.names, self.seconds, self.pieces = {}, {}, {}, {}, {}
         self.written = 0.0
         self.broken = set()
@@ -204,7 +204,7 @@ class Keeper:
             if file in self.broken:
                 each, seconds, names = results.FAILED, [None], [NOT_COLLECTED]
             failing = [test for test, letter in zip(names, each, strict=True) if letter == results.FAILED]
-            self.rows[ran["card"], file] = results.row(ran, file, keys[file], each, failing, seconds)
+            self.rows[results.place(ran), file] = results.row(ran, file, keys[file], each, failing, seconds)
         if self.rows:
             results.write(RUN["out"], RUN["meta"], self.rows.values())
         self.written = time.monotonic()

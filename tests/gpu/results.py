@@ -1,4 +1,4 @@
-"""data/gpu_tests.json: of each card and each file with GPU tests, what came of every test, and for which code that was.
+"""data/gpu_tests.json: of each card, Triton and file with GPU tests, what came of every test, and for which code.
 
 A test's outcome is one letter of its row's `each`, in the order in which pytest collects the file: `.` passed, `F`
 failed, `s` skipped (a second GPU is not there), `-` not run. `key` is the hash of `sources.key`: where it is another
@@ -29,7 +29,7 @@ def write(path: Path, meta: Mapping[str, str], rows: Iterable[Mapping]) -> None:
     """At once: who reads it, and whoever ends this process, finds a whole file."""
     path = Path(path)
     beside = path.with_suffix(".tmp.json")
-    recorded.write(beside, meta, sorted(rows, key=lambda row: (row["card"], row["file"])))
+    recorded.write(beside, meta, sorted(rows, key=lambda row: (*place(row), row["file"])))
     os.replace(beside, path)
 
 
@@ -41,6 +41,11 @@ def row(
     of = {name: ran[name] for name in ("commit", "date", "torch", "triton")}
     outcome = {"key": key, "each": each, "failing": list(failing), "seconds": list(seconds)}
     return {"card": ran["card"], "file": file, **counts, **of, **outcome}
+
+
+def place(row: Mapping) -> tuple[str, str]:
+    """Where it ran: the card, and the version of Triton, which compiles the kernels."""
+    return row["card"], row["triton"]
 
 
 def spent(row: Mapping) -> float:

@@ -18,15 +18,15 @@ BEGIN, END = "<!-- gpu tests: python -m tests.gpu.summary -->", "<!-- /gpu tests
 
 
 def totals(rows: Sequence[Mapping]) -> list[dict]:
-    """For each card: how many tests came to what, on which days and versions; of several commits, how many passed on
-    each, so that results of older code do not pass for today's."""
+    """For each card and Triton: how many tests came to what, on which days and versions; of several commits, how many
+    passed on each, so that results of older code do not pass for today's."""
     cards = []
-    for card in dict.fromkeys(row["card"] for row in rows):
-        own = [row for row in rows if row["card"] == card]
+    for place in dict.fromkeys(map(results.place, rows)):
+        own = [row for row in rows if results.place(row) == place]
         names = {name: sorted({row[name] for row in own}) for name in ("date", "torch", "triton")}
         names["commit"] = _passed_by_commit(own)
         counts = {name: sum(row[name] for row in own) for name in results.COUNTED}
-        cards.append({"card": card, **counts, **{name: ", ".join(each) for name, each in names.items()}})
+        cards.append({"card": place[0], **counts, **{name: ", ".join(each) for name, each in names.items()}})
     return cards
 
 
@@ -79,14 +79,14 @@ def written(name: str, rows: Sequence[Mapping], root: Path = sources.ROOT) -> st
 
 def complaints(rows: Sequence[Mapping], root: Path = sources.ROOT) -> list[str]:
     """What is not as a release needs it: for every file with GPU tests a row of today's code, in which none failed and
-    all were run, on one card at least."""
+    all were run, on one card and Triton at least."""
     if not rows:
         return [f"no GPU test is recorded: {results.COMMAND} on a machine with a GPU"]
     complete, complaining = [], []
-    for card in dict.fromkeys(row["card"] for row in rows):
-        own = {row["file"]: row for row in rows if row["card"] == card}
-        lines = [f"{card}: {file}: {_wrong(own.get(file), root)}" for file in sources.test_files(root)]
-        lines = [line for line in lines if not line.endswith(": ")]
+    for place in dict.fromkeys(map(results.place, rows)):
+        own = {row["file"]: row for row in rows if results.place(row) == place}
+        wrong = {file: _wrong(own.get(file), root) for file in sources.test_files(root)}
+        lines = [f"{place[0]}, Triton {place[1]}: {file}: {words}" for file, words in wrong.items() if words]
         complete.append(not lines)
         complaining += lines
     return [] if any(complete) else complaining
