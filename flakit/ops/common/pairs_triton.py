@@ -102,6 +102,18 @@ def about_blocks(b_w, C: tl.constexpr):
 
 
 @triton.jit
+def add_scores(b_A, b_q, b_k, TRANSPOSED: tl.constexpr):
+    """Return b_A + b_q b_k^T, or TRANSPOSED b_A + b_k b_q^T, of float32 tiles [C, BK] as split operands."""
+    q_high, q_low = split(b_q)
+    k_high, k_low = split(b_k)
+    if TRANSPOSED:
+        b_A = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
+    else:
+        b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+    return b_A
+
+
+@triton.jit
 def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED: tl.constexpr, SCALED: tl.constexpr):
     """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only.
     b_q, b_k, b_w [C, BK]: b_w are log decays. TRANSPOSED: return the transpose. SCALED: for 16-bit inputs."""
@@ -110,12 +122,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
     if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
         read, key, mild = about_blocks(b_w, C)
         if mild:
-            q_high, q_low = split(b_q * exp(read))
-            k_high, k_low = split(b_k * exp(key))
-            if TRANSPOSED:
-                within_blocks = add_product(within_blocks, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
-            else:
-                within_blocks = add_product(within_blocks, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+            within_blocks = add_scores(within_blocks, b_q * exp(read), b_k * exp(key), TRANSPOSED)
             within_blocks = masked(same_block(C), within_blocks)
         first_level = mild.to(tl.int32) * BLOCK_LEVELS
     q, q_unit = scaled_rows(b_q, SCALED)

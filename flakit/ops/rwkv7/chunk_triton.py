@@ -7,7 +7,8 @@ Forward:  `prepare_kernel`        what does not depend on the entering state: U,
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
 Backward: `prepare_grads_kernel`  likewise: U^T A_rb^T do, U^T b^
           `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
-          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
+          `output_kernel`         likewise dv from a chunk's tokens, its y and D
+          `key_grads_kernel`      dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`: A_xy [C, C] are the scores of reads x and keys y; before, after and total are sums of w
 over the rows before a row, after it, and over all; a~ = a e^{before} reads the entering state S, b^ = b e^{after}
@@ -290,13 +291,16 @@ def stream_kernel(
 
 @kernel
 def output_kernel(
-    r, w, k, v, b, v2, states, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    r, w, k, v, x, v2, states, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
+    """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk, head and block of V, of x = b. REVERSE: its
+    counterpart dv = A_rk^T do + A_ak^T y + (k e^{after}) D, of v = do, x = a, v2 = y and states = D, as o. In
+    registers: A_rk and A_rb, or A_ak, [C, C].
 
-    r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
+    r, w, k, x [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; q = scale r e^w; symbols: see the module
     """
     i = tl.program_id(0)
@@ -306,29 +310,36 @@ def output_kernel(
         return
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     b_rk = tl.zeros([C, C], dtype=tl.float32)
-    b_rb = tl.zeros([C, C], dtype=tl.float32)
+    b_other = tl.zeros([C, C], dtype=tl.float32)  # A_rb, or A_ak
     d_rk = tl.zeros([C], dtype=tl.float32)
-    d_rb = tl.zeros([C], dtype=tl.float32)
+    d_other = tl.zeros([C], dtype=tl.float32)
     b_o = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_A, b_B, before, _ = _scores(
-            b_q, b_k, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
+        read, key = (b_x, b_k) if REVERSE else (b_q, b_x)
+        b_A, b_B, before, after = _scores(
+            b_q, b_k, read, key, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
         )
         b_rk += b_A
-        b_rb += b_B
+        b_other += b_B
         d_rk += tl.sum(b_r * b_k, 1)
-        d_rb += tl.sum(b_r * b_b, 1)
-        b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
+        if REVERSE:
+            b_o += dot(b_k * tl.exp(after), b_S, PRECISION)
+        else:
+            d_other += tl.sum(b_r * b_x, 1)
+            b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_v2 = load_tile(v2, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_o += tl.dot(to_operand(_with_diagonal(b_rk, d_rk, C), PRECISION), b_v, input_precision=PRECISION)
-    b_o += dot(_with_diagonal(b_rb, d_rb, C), b_v2, PRECISION)
+    b_rk, b_other = _with_diagonal(b_rk, d_rk, C), _with_diagonal(b_other, d_other, C)
+    if REVERSE:
+        b_rk, b_other = tl.trans(b_rk), tl.trans(b_other)
+    b_o += tl.dot(to_operand(b_rk, PRECISION), b_v, input_precision=PRECISION)
+    b_o += dot(b_other, b_v2, PRECISION)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -368,48 +379,6 @@ def prepare_grads_kernel(
         b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
         b_y = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
         store_tile(y, b_y, start, end, i_h, i_v, H, V, C, BV)
-
-
-@kernel
-def value_grads_kernel(
-    r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk, head and block of V. In registers: A_rk, A_ak [C, C].
-
-    r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V]: D, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
-    """
-    i = tl.program_id(0)
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if handles(mild, i_c * H + i_h, FLAGS, MILD) == 0:
-        return
-    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
-    b_rk = tl.zeros([C, C], dtype=tl.float32)
-    b_ak = tl.zeros([C, C], dtype=tl.float32)
-    d_rk = tl.zeros([C], dtype=tl.float32)
-    b_dv = tl.zeros([C, BV], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
-        p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-        b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        b_A, b_B, _, after = _scores(
-            b_q, b_k, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
-        )
-        b_rk += b_A
-        b_ak += b_B
-        d_rk += tl.sum(b_r * b_k, 1)
-        b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
-    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_dv += tl.dot(to_operand(tl.trans(_with_diagonal(b_rk, d_rk, C)), PRECISION), b_do, input_precision=PRECISION)
-    b_dv += dot(tl.trans(below(b_ak, C)), b_y, PRECISION)
-    store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -649,7 +618,9 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
         )
     states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
     for options, NV in plan.paths("output"):
-        output_kernel[(plan.chunks * NV * plan.H,)](r, w, k, v, b, v2, states, mild, o, scale, *plan.where, **options)
+        output_kernel[(plan.chunks * NV * plan.H,)](
+            r, w, k, v, b, v2, states, mild, o, scale, *plan.where, REVERSE=False, **options
+        )
     return o, final_state, (states, v2, inverse, plan.empty(0))
 
 
@@ -666,8 +637,8 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         )
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
     for options, NV in plan.paths("value_grads"):
-        value_grads_kernel[(plan.chunks * NV * plan.H,)](
-            r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
+        output_kernel[(plan.chunks * NV * plan.H,)](
+            r, w, k, do, a, y, dstates, mild, dv, scale, *plan.where, REVERSE=True, **options
         )
     for options, _ in plan.paths("key_grads"):
         NK = cdiv(plan.rows, options["BK"])
