@@ -2,15 +2,15 @@
 
 Forward:  `stream_kernel`   the state entering each chunk, and whether the chunk is mild
           `output_kernel`   o from a chunk's tokens and its entering state
-Backward: `stream_kernel`   in reverse: the gradient of the state leaving each chunk
-          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dk, dw and each chunk's part of du
+Backward: `stream_kernel`, `output_kernel`  in reverse: the gradient of the state leaving each chunk; dv
+          `key_grads_kernel`                dr, dk, dw and each chunk's part of du
 
 `fused_chunk_triton` serves heads of 33 to 64 channels, the kernels here all others, in chunks of 32 tokens.
 
 Formulas as in `chunk_torch`: q = scale r, S enters a chunk, D is the gradient of the state leaving it. before, upto and
 after are sums of w over the rows before a row, up to and with it, and after it; total is over all rows, mid over the
-first half. Each chunk takes one of two paths; both kernels are launched, and each skips the chunks of the other:
-- `mild_*` (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
+first half. Each chunk takes one of two paths; kernels are launched for both, and each launch skips the other's chunks:
+- MILD (16-bit inputs; the chunk's whole decay fits float32): one product about the middle, of the reads
   q*_i = q_i e^{before_i - mid} and the keys k*_j = k_j e^{mid - upto_j}. The products with states use the same
   operands; the remaining factors e^{mid} and e^{total - mid} are part of the scales of mild kernels (`store_state`);
 - any other: dyadic products whose factors are all in [0, 1] (`common.decay`), valid for every w <= 0. Where blocks of

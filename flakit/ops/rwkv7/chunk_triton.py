@@ -5,15 +5,16 @@
 Forward:  `prepare_kernel`        what does not depend on the entering state: U, U A_ak v, U a~
           `stream_kernel`         chunk by chunk: v2 = U A_ak v + (U a~) S, then the state S itself
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
-Backward: `prepare_grads_kernel`  likewise: U^T A_rb^T do, U^T b^
-          `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
-          `output_kernel`         likewise dv from a chunk's tokens, its y and D
+Backward: the same in reverse, then `key_grads_kernel`
+          `prepare_kernel`        U^T A_rb^T do, U^T b^
+          `stream_kernel`         y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
+          `output_kernel`         dv from a chunk's tokens, its y and the D leaving it
           `key_grads_kernel`      dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`: A_xy [C, C] are the scores of reads x and keys y; before, after and total are sums of w
 over the rows before a row, after it, and over all; a~ = a e^{before} reads the entering state S, b^ = b e^{after}
 writes the leaving one, whose gradient is D. Each chunk takes one of two paths, mild or dyadic (`common.tiles_triton`),
-compiled separately; `prepare_kernel` decides, and in the backward `prepare_grads_kernel`.
+compiled separately; `prepare_kernel` decides.
 
 The inverse U = (I - A_ab)^{-1} is built from recursive 2 x 2 blocks, as full-size products under a mask, and never from
 the powers of A_ab, which are huge and cancel where tokens repeat. There, results of U are small differences of large
@@ -140,50 +141,64 @@ def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr
 
 @kernel
 def prepare_kernel(
-    w, k, v, a, b, transfer, v2, inverse, mild, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    r, w, k, v, a, b, inverse, transfer, v2, mild, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    SOLVE: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
+    """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. REVERSE, with U given: y = U^T A_rb^T
+    do, transfer = U^T b^, of v = do, y as v2. In registers: A_ab, U, A_ak or A_rb, [C, C].
 
-    w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
+    r (REVERSE), w, k and a (else), b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U
+    mild [chunks, H] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols: see the module
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
-    b_ab = tl.zeros([C, C], dtype=tl.float32)
-    b_ak = tl.zeros([C, C], dtype=tl.float32)
-    b_a = tl.zeros([C, BK], dtype=tl.float32)
-    before = b_a
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_A, b_B, before, _ = _scores(
-            b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
-        )
-        b_ab += b_A
-        b_ak += b_B
-    b_U = _inverse(below(b_ab, C), C, LEVELS, SOLVE)
-    tl.store(matrix_pointers(inverse, i, C), b_U)
-    b_ak = below(b_ak, C)
-    if K <= BK:
-        store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    if REVERSE:
+        b_U = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
+        own = tl.zeros([C], dtype=tl.float32)
+        for i_k in range(0, (K + BK - 1) // BK):
+            b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+            b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+            b_rb, _, _, after = _scores(
+                b_q, b_b, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, False, MILD, PRECISION
+            )
+            b_A += b_rb
+            own += tl.sum(b_r * b_b, 1)
+            store_tile(transfer, dot(b_U, b_b * tl.exp(after), SOLVE), start, end, i_h, i_k, H, K, C, BK)
+        b_A = tl.trans(_with_diagonal(b_A, own, C))
     else:
+        b_ab = tl.zeros([C, C], dtype=tl.float32)
+        b_a = tl.zeros([C, BK], dtype=tl.float32)
+        before = b_a
         for i_k in range(0, (K + BK - 1) // BK):
             b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-            before = sums(tl.arange(0, C)[:, None] > tl.arange(0, C)[None, :], b_w)
-            b_W = dot(b_U, b_a * tl.exp(before), SOLVE)
-            store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
+            b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            more_ab, more_ak, before, _ = _scores(
+                b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
+            )
+            b_ab += more_ab
+            b_A += more_ak
+        b_A = below(b_A, C)
+        b_U = _inverse(below(b_ab, C), C, LEVELS, SOLVE)
+        tl.store(matrix_pointers(inverse, i, C), b_U)
+        if K <= BK:
+            store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
+        else:
+            for i_k in range(0, (K + BK - 1) // BK):
+                b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+                b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+                before = sums(tl.arange(0, C)[:, None] > tl.arange(0, C)[None, :], b_w)
+                store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_v2 = dot(b_U, dot(b_ak, b_v, SOLVE), SOLVE)
-        store_tile(v2, b_v2, start, end, i_h, i_v, H, V, C, BV)
+        store_tile(v2, dot(b_U, dot(b_A, b_v, SOLVE), SOLVE), start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -341,44 +356,6 @@ def output_kernel(
     b_o += tl.dot(to_operand(b_rk, PRECISION), b_v, input_precision=PRECISION)
     b_o += dot(b_other, b_v2, PRECISION)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
-
-
-@kernel
-def prepare_grads_kernel(
-    r, w, b, do, inverse, mild, transfer, y, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    SOLVE: tl.constexpr,
-):  # fmt: skip
-    """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk and head. In registers: U, A_rb [C, C].
-
-    r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
-    """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
-    if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
-        return
-    b_Ut = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
-    b_rb = tl.zeros([C, C], dtype=tl.float32)
-    d_rb = tl.zeros([C], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
-        b_A, _, _, after = _scores(
-            b_q, b_b, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, False, MILD, PRECISION
-        )
-        b_rb += b_A
-        d_rb += tl.sum(b_r * b_b, 1)
-        b_P = dot(b_Ut, b_b * tl.exp(after), SOLVE)
-        store_tile(transfer, b_P, start, end, i_h, i_k, H, K, C, BK)
-    b_rb = tl.trans(_with_diagonal(b_rb, d_rb, C))
-    for i_v in range(0, (V + BV - 1) // BV):
-        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_y = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
-        store_tile(y, b_y, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -614,8 +591,9 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
     for options, _ in plan.paths("prepare"):
         prepare_kernel[(plan.chunks * plan.H,)](
-            w, k, v, a, b, transfer, v2, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
-        )
+            None, w, k, v, a, b, inverse, transfer, v2, mild, scale, *plan.where, REVERSE=False, **options,
+            SOLVE=SOLVE[plan.precision],
+        )  # fmt: skip
     states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
     for options, NV in plan.paths("output"):
         output_kernel[(plan.chunks * NV * plan.H,)](
@@ -632,9 +610,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
     for options, _ in plan.paths("prepare_grads"):
-        prepare_grads_kernel[(plan.chunks * plan.H,)](
-            r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options, SOLVE=SOLVE[plan.precision]
-        )
+        prepare_kernel[(plan.chunks * plan.H,)](
+            r, w, None, do, None, b, inverse, transfer, y, mild, scale, *plan.where, REVERSE=True, **options,
+            SOLVE=SOLVE[plan.precision],
+        )  # fmt: skip
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
     for options, NV in plan.paths("value_grads"):
         output_kernel[(plan.chunks * NV * plan.H,)](
