@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import (
-    add_product,
+    add_products,
     add_sums,
     exp,
     split,
@@ -104,13 +104,10 @@ def about_blocks(b_w, C: tl.constexpr):
 @triton.jit
 def add_scores(b_A, b_q, b_k, TRANSPOSED: tl.constexpr):
     """Return b_A + b_q b_k^T, or TRANSPOSED b_A + b_k b_q^T, of float32 tiles [C, BK] as split operands."""
-    q_high, q_low = split(b_q)
-    k_high, k_low = split(b_k)
+    q, k = split(b_q), split(b_k)
     if TRANSPOSED:
-        b_A = add_product(b_A, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
-    else:
-        b_A = add_product(b_A, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
-    return b_A
+        q, k = k, q
+    return add_products(b_A, q, [tl.trans(term) for term in k])
 
 
 @triton.jit

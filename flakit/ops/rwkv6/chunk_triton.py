@@ -36,16 +36,16 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import (
-    add_full_product,
-    add_split_by_input,
+    add_product_by_input,
+    add_products,
     add_sums,
     clamped_decay,
     exp,
     kernel,
-    operand,
     program,
     split,
     sums,
+    whole,
 )
 from ..common.launch import CHUNK_SIZE, cdiv
 from ..common.pairs_triton import about_middles, add_scores, pair_grads, pair_scores
@@ -132,8 +132,7 @@ def output_kernel(
             b_A = tl.where(other, b_A, tl.where(o_c[:, None] == o_c[None, :], b_d[:, None], 0.0))
             if not MILD:
                 b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
-            A_high, A_low = operand(b_A, SCALED)
-            b_o = add_split_by_input(b_o, A_high, A_low, b_v)
+            b_o = add_product_by_input(b_o, b_A, b_v)
             store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
 
 
@@ -201,9 +200,8 @@ def key_grads_kernel(
                 read, key = about_middles(b_w, C, C)
                 read, key = exp(read), exp(key)
                 b_k = b_k.to(tl.float32)
-                k_high, k_low = split(b_k * key)
-                dA_high, dA_low = split(tl.where(earlier, b_dA, 0.0))
-                x = add_full_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, k_high, k_low)
+                x = tl.zeros([C, BK], dtype=tl.float32)
+                x = add_products(x, split(tl.where(earlier, b_dA, 0.0)), split(b_k * key), True)
                 for i_v in range(0, NV):
                     b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
                     b_S, S_unit = load_state(states, scales, i_S, start < end, i_k, i_v, K, V, BK, BV, True)
@@ -213,8 +211,8 @@ def key_grads_kernel(
                 b_q = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
                 store_tile(dr, (x * read + diagonal * b_u * b_k) * scale, start, end, i_h, i_k, H, K, C, BK)
                 tl.store(du + i_S.to(tl.int64) * K + o_k, tl.sum(diagonal * b_q * b_k, 0), mask=o_k < K)
-                q_high, q_low = split(b_q * read)
-                reads = (q_high.to(tl.float32) + q_low.to(tl.float32)) * x
+                q_terms = split(b_q * read)
+                reads = whole(q_terms) * x
 
                 # Keys. dA^T is computed anew: transposing dA costs more.
                 b_dA = tl.zeros([C, C], dtype=tl.float32)
@@ -222,13 +220,12 @@ def key_grads_kernel(
                     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV)
                     b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV)
                     b_dA = tl.dot(b_v, tl.trans(b_do), b_dA)
-                dA_high, dA_low = split(tl.where(later, b_dA, 0.0))
-                z = add_full_product(tl.zeros([C, BK], dtype=tl.float32), dA_high, dA_low, q_high, q_low)
+                z = tl.zeros([C, BK], dtype=tl.float32)
+                z = add_products(z, split(tl.where(later, b_dA, 0.0)), q_terms, True)
                 b_w = load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK)
                 _, key = about_middles(b_w, C, C)
                 key = exp(key)
-                k_high, k_low = split(load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * key)
-                own = (k_high.to(tl.float32) + k_low.to(tl.float32)) * z
+                own = whole(split(load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * key)) * z
                 passing = reads - own
                 b_dw = add_sums(-own, later, passing, True)
                 y = tl.zeros([C, BK], dtype=tl.float32)
