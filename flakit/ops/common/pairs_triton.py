@@ -47,11 +47,17 @@ def halves(level, C: tl.constexpr):
 
 
 @triton.jit
-def level_decays(b_w, level, C: tl.constexpr):
-    """Return the log decay between each row and its half's boundary, [C, BK], of b_w [C, BK]: over the rows before it
-    in a right half, after it in a left one."""
+def to_boundary(level, C: tl.constexpr):
+    """Return the mask [C, C] of the decays (columns) between each row and its half's boundary: those of the rows before
+    it in a right half, after it in a left one."""
     o_c, right, first, size = halves(level, C)
-    return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
+    return within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C)
+
+
+@triton.jit
+def level_decays(b_w, level, C: tl.constexpr):
+    """Return the log decay between each row and its half's boundary, [C, BK], of b_w [C, BK]."""
+    return sums(to_boundary(level, C), b_w)
 
 
 @triton.jit

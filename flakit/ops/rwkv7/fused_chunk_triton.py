@@ -64,6 +64,7 @@ from ..common.bands_triton import (
     flats,
     joined,
     launch_options,
+    load_banded,
     load_pair,
     load_transposed,
     narrow_product,
@@ -72,6 +73,7 @@ from ..common.bands_triton import (
     power_of_two,
     product,
     sides,
+    store_banded,
     store_pair,
     store_transposed,
     takes_gluon,
@@ -95,7 +97,7 @@ from ..common.blocks_triton import (
 from ..common.launch import TABLE, width
 from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
-from ..common.tiles_triton import load_tile, state_pointers
+from ..common.tiles_triton import load_tile
 from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, entering_kernel
 
 UNITS = CHANNELS + 1
@@ -290,11 +292,9 @@ def forward_kernel(
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    b_S = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_FIRST:
-        p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_S += tl.load(p_first, mask=m_first, other=0.0)
-    b_S = bands(tl.trans(b_S))
+        b_S += load_banded(first, i_p * H + i_h, True, K, V, BK, BV)
     TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
@@ -341,8 +341,7 @@ def forward_kernel(
         b_S *= exp(total)[None, None, :]
         b_S = add_products(b_S, F_terms, per_bands(turned(E_terms)))
     if WANTS_LAST:
-        p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
+        store_banded(last, b_S, i_n * H + i_h, is_last, K, V, BK, BV)
 
 
 @triton.jit
@@ -496,11 +495,9 @@ def backward_kernel(
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    b_D = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D, other=0.0)
-    b_D = bands(tl.trans(b_D))
+        b_D += load_banded(last, i_p * H + i_h, True, K, V, BK, BV)
     passing = tl.zeros([BK], dtype=tl.float32)
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
@@ -516,8 +513,7 @@ def backward_kernel(
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
             )  # fmt: skip
     b_D *= exp(passing)[None, None, :]
-    p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
+    store_banded(first, b_D, i_n * H + i_h, is_first, K, V, BK, BV)
 
 
 class _Plan(Parts):
