@@ -203,29 +203,10 @@ def sums(ones, b_w):
 
     It takes one product for bfloat16 and three for float32, uses every bit of b_w, and yields the layout of a product.
     """
-    ones = to_bfloat16(ones.to(tl.float32))
-    if b_w.dtype == tl.bfloat16:
-        total = tl.dot(ones, b_w)
-    else:
-        high, rest = _truncated(b_w.to(tl.float32))
-        total = tl.dot(ones, high)
-        if b_w.dtype == tl.float32:
-            high, rest = _truncated(rest)
-            total = tl.dot(ones, high, total)
-        total = tl.dot(ones, to_bfloat16(rest), total)
-    return total
-
-
-@triton.jit
-def sums_of_columns(b_w, ones):
-    """Return b_w^T @ ones in float32, of a 16-bit tile b_w [C, D] and ones, 0 or 1, [C, N]; exact as `sums`."""
-    ones = to_bfloat16(ones.to(tl.float32))
-    if b_w.dtype == tl.bfloat16:
-        total = tl.dot(tl.trans(b_w), ones)
-    else:
-        high, rest = _truncated(b_w.to(tl.float32))
-        total = tl.dot(tl.trans(high), ones)
-        total = tl.dot(tl.trans(to_bfloat16(rest)), ones, total)
+    ones, x = to_bfloat16(ones.to(tl.float32)), input_terms(b_w)
+    total = tl.dot(ones, x[0])
+    for n in tl.static_range(1, len(x)):
+        total = tl.dot(ones, x[n], total)
     return total
 
 
@@ -233,28 +214,26 @@ def sums_of_columns(b_w, ones):
 def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
     """Return b_w [*, C] @ ones, 0 or 1, [C, N], in float32; of a float32 b_w all bits or, without ALL_BITS, 16."""
     ones = to_bfloat16(ones.to(tl.float32))
-    if b_w.dtype == tl.bfloat16:
-        total = tl.dot(b_w, ones)
-    else:
-        high, rest = _truncated(b_w.to(tl.float32))
-        total = tl.dot(high, ones)
-        if ALL_BITS and b_w.dtype == tl.float32:
-            high, rest = _truncated(rest)
-            total = tl.dot(high, ones, total)
-        total = tl.dot(to_bfloat16(rest), ones, total)
+    x = input_terms(b_w) if ALL_BITS or b_w.dtype != tl.float32 else terms(b_w, 2)
+    total = tl.dot(x[0], ones)
+    for n in tl.static_range(1, len(x)):
+        total = tl.dot(x[n], ones, total)
     return total
+
+
+@triton.jit
+def sums_of_columns(b_w, ones):
+    """Return b_w^T @ ones in float32, of a 16-bit tile b_w [C, D] and ones, 0 or 1, [C, N]; exact as `sums`."""
+    return sums_along(tl.trans(b_w), ones)
 
 
 @triton.jit
 def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
     """Return acc + ones @ x of float32 x [C, D], its first 16 bits, or all if ALL_BITS. ones: 0 or 1, [C, C]."""
-    ones = to_bfloat16(ones.to(tl.float32))
-    high, rest = _truncated(x)
-    acc = tl.dot(ones, high, acc)
-    if ALL_BITS:
-        high, rest = _truncated(rest)
-        acc = tl.dot(ones, high, acc)
-    return tl.dot(ones, to_bfloat16(rest), acc)
+    ones, x = to_bfloat16(ones.to(tl.float32)), terms(x, 3 if ALL_BITS else 2)
+    for n in tl.static_range(len(x)):
+        acc = tl.dot(ones, x[n], acc)
+    return acc
 
 
 @triton.jit

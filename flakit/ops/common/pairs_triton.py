@@ -8,14 +8,7 @@ before it. A row's factor is the decay between it and the boundary of the two ha
 import triton
 import triton.language as tl
 
-from .blocks_triton import (
-    add_products,
-    add_sums,
-    exp,
-    split,
-    sums,
-    terms,
-)
+from .blocks_triton import add_products, add_sums, exp, split, sums, terms
 from .tiles_triton import BLOCK, BLOCK_TOKEN, MILD_HALF, scaled_rows
 
 BLOCK_LEVELS = tl.constexpr(4)

@@ -556,6 +556,12 @@ class _Plan(ChunkPlan):
         """Return zeros [chunks, H, 1] int32, in which the mild path's first kernel, if there is one, flags chunks."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
 
+    def launch(self, row, kernel, along, *args, **switches):
+        """Launch a kernel for both paths, with a program for each chunk, head and block along "K", "V" or "", none."""
+        for options, NV in self.paths(row):
+            blocks = {"": 1, "V": NV, "K": cdiv(self.rows, options["BK"])}[along]
+            kernel[(self.chunks * self.H * blocks,)](*args, *self.where, **options, **switches)
+
     def stream(self, x, y, z, w, transfer, reads, first, last, scale, reverse):
         """Launch `stream_kernel`: return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving
         them), and update reads. Arguments as there; raises ValueError if K exceeds the largest block."""
@@ -589,16 +595,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if packing is not None:
         packing.saved_rows.append(v2)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
-    for options, _ in plan.paths("prepare"):
-        prepare_kernel[(plan.chunks * plan.H,)](
-            None, w, k, v, a, b, inverse, transfer, v2, mild, scale, *plan.where, REVERSE=False, **options,
-            SOLVE=SOLVE[plan.precision],
-        )  # fmt: skip
+    plan.launch(
+        "prepare", prepare_kernel, "", None, w, k, v, a, b, inverse, transfer, v2, mild, scale,
+        REVERSE=False, SOLVE=SOLVE[plan.precision],
+    )  # fmt: skip
     states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
-    for options, NV in plan.paths("output"):
-        output_kernel[(plan.chunks * NV * plan.H,)](
-            r, w, k, v, b, v2, states, mild, o, scale, *plan.where, REVERSE=False, **options
-        )
+    plan.launch("output", output_kernel, "V", r, w, k, v, b, v2, states, mild, o, scale, REVERSE=False)
     return o, final_state, (states, v2, inverse, plan.empty(0))
 
 
@@ -609,21 +611,15 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
-    for options, _ in plan.paths("prepare_grads"):
-        prepare_kernel[(plan.chunks * plan.H,)](
-            r, w, None, do, None, b, inverse, transfer, y, mild, scale, *plan.where, REVERSE=True, **options,
-            SOLVE=SOLVE[plan.precision],
-        )  # fmt: skip
+    plan.launch(
+        "prepare_grads", prepare_kernel, "", r, w, None, do, None, b, inverse, transfer, y, mild, scale,
+        REVERSE=True, SOLVE=SOLVE[plan.precision],
+    )  # fmt: skip
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
-    for options, NV in plan.paths("value_grads"):
-        output_kernel[(plan.chunks * NV * plan.H,)](
-            r, w, k, do, a, y, dstates, mild, dv, scale, *plan.where, REVERSE=True, **options
-        )
-    for options, _ in plan.paths("key_grads"):
-        NK = cdiv(plan.rows, options["BK"])
-        # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
-        key_grads_kernel[(plan.chunks * plan.H * NK,)](
-            r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    plan.launch("value_grads", output_kernel, "V", r, w, k, do, a, y, dstates, mild, dv, scale, REVERSE=True)
+    # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
+    plan.launch(
+        "key_grads", key_grads_kernel, "K",
+        r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, enable_fp_fusion=False,
+    )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state

@@ -225,22 +225,16 @@ def scores_kernel(
 
 
 @triton.jit
-def _load_scores(p, there, C: tl.constexpr):
-    """Load side by side, [C, 2 C], A_rk^T and A_ak^T, or N^T and U^T - I, from matrix p of `scores`; zeros unless
-    `there`."""
-    o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
-    left, i = (o_r < C)[None, :], (o_r % C)[None, :]
-    m = tl.where(left, i >= o_c, i > o_c)
-    return tl.load(p + tl.where(left, o_c * C + i, i * C + o_c), mask=m & there, other=0.0)
-
-
-@triton.jit
-def _load_scores_transposed(p, C: tl.constexpr):
-    """Load A_rk above A_ak, [2 C, C]: the transpose of `_load_scores`."""
-    o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
+def _load_scores(p, there, TRANSPOSED: tl.constexpr, C: tl.constexpr):
+    """Load A_rk above A_ak, or N above U - I, [2 C, C], from matrix p of `scores`, or TRANSPOSED, [C, 2 C]; zeros
+    unless `there`."""
+    if TRANSPOSED:
+        o_r, j = tl.arange(0, 2 * C)[None, :], tl.arange(0, C)[:, None]
+    else:
+        o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
     m = tl.where(o_r < C, i >= j, i > j)
-    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m, other=0.0)
+    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m & there, other=0.0)
 
 
 @triton.jit
@@ -301,8 +295,8 @@ def forward_kernel(
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores(p_A, count > 0, C)
-    U_next = _load_scores(p_A + C * C, count > 0, C)
+    A_next = _load_scores(p_A, count > 0, True, C)
+    U_next = _load_scores(p_A + C * C, count > 0, True, C)
     for n in range(0, count):
         start = begin + n * C
         i = ((first_chunk + n) * H + i_h).to(tl.int64)
@@ -314,8 +308,8 @@ def forward_kernel(
         E_next = load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
         v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
         p_A += H * 2 * C * C
-        A_next = _load_scores(p_A, more, C)
-        U_next = _load_scores(p_A + C * C, more, C)
+        A_next = _load_scores(p_A, more, True, C)
+        U_next = _load_scores(p_A + C * C, more, True, C)
         read, key = decays_from_ends(bands(tl.maximum(b_w, LOWEST_DECAY).to(b_w.dtype)), C)
         total = column(read, C - 1)
         R_terms = terms(flat(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))), TERMS)
@@ -395,7 +389,7 @@ def chunk_grads(
     p_A = scores + i * (2 * C * C)
     prefetch(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
     b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
-    b_A = _load_scores_transposed(p_A, C)
+    b_A = _load_scores(p_A, True, False, C)
     b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
     b_v, b_do, b_v2 = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_v2))
     b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
