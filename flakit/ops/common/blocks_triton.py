@@ -203,10 +203,16 @@ def sums(ones, b_w):
 
     It takes one product for bfloat16 and three for float32, uses every bit of b_w, and yields the layout of a product.
     """
-    ones, x = to_bfloat16(ones.to(tl.float32)), input_terms(b_w)
-    total = tl.dot(ones, x[0])
-    for n in tl.static_range(1, len(x)):
-        total = tl.dot(ones, x[n], total)
+    ones = to_bfloat16(ones.to(tl.float32))
+    if b_w.dtype == tl.bfloat16:
+        total = tl.dot(ones, b_w)
+    else:
+        high, rest = _truncated(b_w.to(tl.float32))
+        total = tl.dot(ones, high)
+        if b_w.dtype == tl.float32:
+            high, rest = _truncated(rest)
+            total = tl.dot(ones, high, total)
+        total = tl.dot(ones, to_bfloat16(rest), total)
     return total
 
 
@@ -230,10 +236,13 @@ def sums_of_columns(b_w, ones):
 @triton.jit
 def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
     """Return acc + ones @ x of float32 x [C, D], its first 16 bits, or all if ALL_BITS. ones: 0 or 1, [C, C]."""
-    ones, x = to_bfloat16(ones.to(tl.float32)), terms(x, 3 if ALL_BITS else 2)
-    for n in tl.static_range(len(x)):
-        acc = tl.dot(ones, x[n], acc)
-    return acc
+    ones = to_bfloat16(ones.to(tl.float32))
+    high, rest = _truncated(x)
+    acc = tl.dot(ones, high, acc)
+    if ALL_BITS:
+        high, rest = _truncated(rest)
+        acc = tl.dot(ones, high, acc)
+    return tl.dot(ones, to_bfloat16(rest), acc)
 
 
 @triton.jit
