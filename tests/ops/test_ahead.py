@@ -181,10 +181,10 @@ def test_a_backward_that_nobody_announced_is_compiled_when_it_is_called(run):
 
 
 def test_what_cannot_be_compiled_says_so_when_it_is_launched(run):
-    kernels, run.fails = Kernels(CALL.module), "value_grads_kernel"
+    kernels, run.fails = Kernels(CALL.module), "key_grads_kernel"
     given = forward(kernels, CALL)
     for _ in range(2):
-        with pytest.raises(ValueError, match="value_grads_kernel cannot be compiled"):
+        with pytest.raises(ValueError, match="key_grads_kernel cannot be compiled"):
             backward(kernels, *given)
 
 

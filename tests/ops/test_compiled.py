@@ -220,7 +220,7 @@ def test_kernels_of_packed_sequences(launch, chip):
 SMALL = [
     smallest("rwkv6", "scan_kernel"),
     smallest("rwkv6", "key_grads_kernel"),
-    smallest("rwkv7", "value_grads_kernel"),
+    smallest("rwkv7", "output_kernel"),
     smallest("rwkv7", "recurrent_grads_kernel"),
     smallest("gsa", "pass_grads_kernel"),
 ]

@@ -52,14 +52,13 @@ def made_of(place, op, total, token, dtype="float16"):
 class OneWay:
     """A kernel whose other launches are left out, so that what it would write stays unwritten."""
 
-    def __init__(self, kernel, mild, is_mild=None):
-        self.kernel, self.mild, self.is_mild = kernel, mild, is_mild
+    def __init__(self, kernel, mild):
+        self.kernel, self.mild = kernel, mild
         self.arg_names = kernel.arg_names
 
     def __getitem__(self, grid):
         def launch(*given, **options):
-            path = options["MILD"] if self.is_mild is None else self.is_mild
-            return self.kernel[grid](*given, **options) if path == self.mild else None
+            return self.kernel[grid](*given, **options) if options["MILD"] == self.mild else None
 
         return launch
 
@@ -68,10 +67,7 @@ def chunks_taken(monkeypatch, place, op, made, mild, size=C):
     """Of each chunk, whether the launch for mild chunks (or the other) writes what it makes: all of it, or nothing."""
     kernels, name = import_module(f"flakit.ops.{op}.chunk_triton"), "output_kernel"
     with monkeypatch.context() as patch:
-        apart = hasattr(kernels, f"mild_{name}")  # or one kernel, told which way to go
-        patch.setattr(kernels, name, OneWay(getattr(kernels, name), mild, 0 if apart else None))
-        if apart:
-            patch.setattr(kernels, f"mild_{name}", OneWay(getattr(kernels, f"mild_{name}"), mild, 1))
+        patch.setattr(kernels, name, OneWay(getattr(kernels, name), mild))
         found = OPERATORS[op].forms["chunk"](**made, backend=place.backend, chunk_size=size).o
     written = found.isfinite().unflatten(1, (2, size)).movedim(1, 0).flatten(1)
     assert (written.all(1) == written.any(1)).all()

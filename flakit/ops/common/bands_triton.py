@@ -19,6 +19,7 @@ from .dispatch import FUSED_CHANNELS
 from .kernel_triton import runs_gluon
 from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, Launch, cdiv, width
 from .pairs_triton import BLOCK
+from .tiles_triton import state_pointers
 
 BANDS = tl.constexpr(4)
 CHUNK = BLOCK.value
@@ -114,6 +115,20 @@ def store_transposed(p, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C:
     m = (o_d < D)[:, None] & (o_c < end - start)[None, :]
     p = p + (start * H + i_h) * D + o_d[:, None] + o_c[None, :] * (H * D)
     tl.store(p, flat(x).to(p.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def load_banded(p, i, there, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Load state i of p [states, K, V], transposed, in bands of V, [4, BV / 4, BK]; zeros unless `there`."""
+    p, m = state_pointers(p, i, 0, 0, K, V, BK, BV)
+    return bands(tl.trans(tl.load(p, mask=m & there, other=0.0)))
+
+
+@triton.jit
+def store_banded(p, x, i, there, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Store x [4, BV / 4, BK] where `load_banded` loads it, where `there`."""
+    p, m = state_pointers(p, i, 0, 0, K, V, BK, BV)
+    tl.store(p, tl.trans(flat(x)), mask=m & there)
 
 
 @triton.jit

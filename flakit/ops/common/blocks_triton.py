@@ -188,39 +188,12 @@ def add_products(acc, a, b, FULL: tl.constexpr = False):
 
 
 @triton.jit
-def add_product(acc, a_high, a_low, b_high, b_low):
-    """Return acc + a @ b of split operands, without the product of the low parts, 2^-18 of the whole."""
-    acc = tl.dot(a_high, b_high, acc)
-    acc = tl.dot(a_high, b_low, acc)
-    return tl.dot(a_low, b_high, acc)
-
-
-@triton.jit
-def add_full_product(acc, a_high, a_low, b_high, b_low):
-    """Return acc + a @ b of split operands, with all four products: the same four that b^T @ a^T has."""
-    return tl.dot(a_low, b_low, add_product(acc, a_high, a_low, b_high, b_low))
-
-
-@triton.jit
-def operand(x, SPLIT: tl.constexpr):
-    """Return x as an operand of `add_split_by_input`, two tiles. SPLIT, for 16-bit inputs: by `split`; else x twice."""
-    high, low = x, x
-    if SPLIT:
-        high, low = split(x)
-    return high, low
-
-
-@triton.jit
-def add_split_by_input(acc, a_high, a_low, b):
-    """Return acc + a @ b in float32: a = a_high + a_low, as `split` returns them, and b in the input's dtype."""
+def add_product_by_input(acc, a, b):
+    """Return acc + a @ b in float32, of float32 a and a tile b of an input: in 16-bit terms if b has 16 bits."""
     if b.dtype == tl.float32:
-        acc = tl.dot(a_high, b, acc, input_precision="tf32x3")
-    elif b.dtype == tl.bfloat16:
-        acc = tl.dot(a_high, b, acc)
-        acc = tl.dot(a_low, b, acc)
+        acc = tl.dot(a, b, acc, input_precision="tf32x3")
     else:
-        b_high, b_low = split(b)
-        acc = add_product(acc, a_high, a_low, b_high, b_low)
+        acc = add_products(acc, split(a), input_terms(b))
     return acc
 
 
@@ -244,32 +217,20 @@ def sums(ones, b_w):
 
 
 @triton.jit
-def sums_of_columns(b_w, ones):
-    """Return b_w^T @ ones in float32, of a 16-bit tile b_w [C, D] and ones, 0 or 1, [C, N]; exact as `sums`."""
+def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
+    """Return b_w [*, C] @ ones, 0 or 1, [C, N], in float32; of a float32 b_w all bits or, without ALL_BITS, 16."""
     ones = to_bfloat16(ones.to(tl.float32))
-    if b_w.dtype == tl.bfloat16:
-        total = tl.dot(tl.trans(b_w), ones)
-    else:
-        high, rest = _truncated(b_w.to(tl.float32))
-        total = tl.dot(tl.trans(high), ones)
-        total = tl.dot(tl.trans(to_bfloat16(rest)), ones, total)
+    x = input_terms(b_w) if ALL_BITS or b_w.dtype != tl.float32 else terms(b_w, 2)
+    total = tl.dot(x[0], ones)
+    for n in tl.static_range(1, len(x)):
+        total = tl.dot(x[n], ones, total)
     return total
 
 
 @triton.jit
-def sums_along(b_w, ones, ALL_BITS: tl.constexpr = True):
-    """Return b_w [*, C] @ ones, 0 or 1, [C, N], in float32; of a float32 b_w all bits or, without ALL_BITS, 16."""
-    ones = to_bfloat16(ones.to(tl.float32))
-    if b_w.dtype == tl.bfloat16:
-        total = tl.dot(b_w, ones)
-    else:
-        high, rest = _truncated(b_w.to(tl.float32))
-        total = tl.dot(high, ones)
-        if ALL_BITS and b_w.dtype == tl.float32:
-            high, rest = _truncated(rest)
-            total = tl.dot(high, ones, total)
-        total = tl.dot(to_bfloat16(rest), ones, total)
-    return total
+def sums_of_columns(b_w, ones):
+    """Return b_w^T @ ones in float32, of a 16-bit tile b_w [C, D] and ones, 0 or 1, [C, N]; exact as `sums`."""
+    return sums_along(tl.trans(b_w), ones)
 
 
 @triton.jit

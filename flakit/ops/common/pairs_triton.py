@@ -8,14 +8,7 @@ before it. A row's factor is the decay between it and the boundary of the two ha
 import triton
 import triton.language as tl
 
-from .blocks_triton import (
-    add_product,
-    add_sums,
-    exp,
-    split,
-    sums,
-    terms,
-)
+from .blocks_triton import add_products, add_sums, exp, split, sums, terms
 from .tiles_triton import BLOCK, BLOCK_TOKEN, MILD_HALF, scaled_rows
 
 BLOCK_LEVELS = tl.constexpr(4)
@@ -47,11 +40,17 @@ def halves(level, C: tl.constexpr):
 
 
 @triton.jit
-def level_decays(b_w, level, C: tl.constexpr):
-    """Return the log decay between each row and its half's boundary, [C, BK], of b_w [C, BK]: over the rows before it
-    in a right half, after it in a left one."""
+def to_boundary(level, C: tl.constexpr):
+    """Return the mask [C, C] of the decays (columns) between each row and its half's boundary: those of the rows before
+    it in a right half, after it in a left one."""
     o_c, right, first, size = halves(level, C)
-    return sums(within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C), b_w)
+    return within(tl.where(right, first, o_c + 1), tl.where(right, o_c, first + size), C)
+
+
+@triton.jit
+def level_decays(b_w, level, C: tl.constexpr):
+    """Return the log decay between each row and its half's boundary, [C, BK], of b_w [C, BK]."""
+    return sums(to_boundary(level, C), b_w)
 
 
 @triton.jit
@@ -102,6 +101,15 @@ def about_blocks(b_w, C: tl.constexpr):
 
 
 @triton.jit
+def add_scores(b_A, b_q, b_k, TRANSPOSED: tl.constexpr):
+    """Return b_A + b_q b_k^T, or TRANSPOSED b_A + b_k b_q^T, of float32 tiles [C, BK] as split operands."""
+    q, k = split(b_q), split(b_k)
+    if TRANSPOSED:
+        q, k = k, q
+    return add_products(b_A, q, [tl.trans(term) for term in k])
+
+
+@triton.jit
 def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED: tl.constexpr, SCALED: tl.constexpr):
     """Return A_ij = sum over a block of K of q_i k_j e^{decay strictly between j and i}, [C, C], valid for i > j only.
     b_q, b_k, b_w [C, BK]: b_w are log decays. TRANSPOSED: return the transpose. SCALED: for 16-bit inputs."""
@@ -110,12 +118,7 @@ def pair_scores(b_q, b_k, b_w, C: tl.constexpr, LEVELS: tl.constexpr, TRANSPOSED
     if SCALED and b_w.dtype != tl.float32:  # as in `SUMMED_BY_PRODUCT`
         read, key, mild = about_blocks(b_w, C)
         if mild:
-            q_high, q_low = split(b_q * exp(read))
-            k_high, k_low = split(b_k * exp(key))
-            if TRANSPOSED:
-                within_blocks = add_product(within_blocks, k_high, k_low, tl.trans(q_high), tl.trans(q_low))
-            else:
-                within_blocks = add_product(within_blocks, q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+            within_blocks = add_scores(within_blocks, b_q * exp(read), b_k * exp(key), TRANSPOSED)
             within_blocks = masked(same_block(C), within_blocks)
         first_level = mild.to(tl.int32) * BLOCK_LEVELS
     q, q_unit = scaled_rows(b_q, SCALED)

@@ -238,8 +238,7 @@ def mildest(mild, i, FLAGS: tl.constexpr):
 def handles(mild, i, FLAGS: tl.constexpr, MILD: tl.constexpr):
     """Return whether this launch handles chunk-and-head i. The mild launch takes those that are mild in every block of
     K, the other launch the rest."""
-    o = tl.arange(0, triton.next_power_of_2(FLAGS))
-    return tl.min(tl.load(mild + i * FLAGS + o, mask=o < FLAGS, other=1), 0) == MILD
+    return mildest(mild, i, FLAGS) == MILD
 
 
 @triton.jit

@@ -58,6 +58,7 @@ from ..common.bands_triton import (
     flat,
     flats,
     launch_options,
+    load_banded,
     load_pair,
     load_transposed,
     narrow_product,
@@ -66,6 +67,7 @@ from ..common.bands_triton import (
     power_of_two,
     product,
     sides,
+    store_banded,
     store_transposed,
     takes_gluon,
     total_decay,
@@ -85,26 +87,10 @@ from ..common.blocks_triton import (
     whole,
 )
 from ..common.launch import CHUNK_SIZE, FULL_GPU, LONG_CHUNK_SIZE
-from ..common.pairs_triton import BLOCK_TOKEN, halves, masked
+from ..common.pairs_triton import BLOCK_TOKEN, halves, masked, opposite_halves, to_boundary
 from ..common.plan_triton import ChunkPlan
 from ..common.positions_triton import locate_program
-from ..common.tiles_triton import load_tile, state_pointers
-
-
-@triton.jit
-def _level_tokens(level, C: tl.constexpr):
-    """Return the mask [C, C] of decays (rows) between a token (column) and the boundary between its block's halves."""
-    i, is_read, first, size = halves(level, C)
-    t = tl.arange(0, C)[:, None]
-    begin, end = tl.where(is_read, first, i + 1), tl.where(is_read, i, first + size)
-    return (t >= begin[None, :]) & (t < end[None, :])
-
-
-@triton.jit
-def _opposite_halves(level, C: tl.constexpr):
-    """Return the mask [C, C] of pairs of tokens in opposite halves of one block of 2^(level + 1) tokens."""
-    i, _, _, _ = halves(level, C)
-    return ((i[:, None] ^ i[None, :]) >> level) == 1
+from ..common.tiles_triton import load_tile
 
 
 @kernel
@@ -144,9 +130,9 @@ def scores_kernel(
         b_A = tl.zeros([CHUNKS, C, C], dtype=tl.float32)
         for level in range(LEVELS):
             _, is_read, _, _ = halves(level, C)
-            weight = exp(sums(per_band(tl.trans(_level_tokens(level, C)), CHUNKS), b_w))
+            weight = exp(sums(per_band(to_boundary(level, C), CHUNKS), b_w))
             b_x = terms(tl.where(is_read[None, :, None], b_q, b_k) * weight, TERMS)
-            b_A += masked(per_band(_opposite_halves(level, C), CHUNKS), by_transpose(b_x, b_x))
+            b_A += masked(per_band(opposite_halves(level, C), CHUNKS), by_transpose(b_x, b_x))
     b_A = tl.where((i == j)[None, :, :], own[:, :, None], masked((i > j)[None, :, :], b_A))
     at, there = ((first_chunk + o_b) * H + i_h).to(tl.int64), start + o_b * C < end
     tl.store(mild + at, ((lowest > BLOCK_TOKEN) & (TERMS == 2)).to(tl.float32), mask=there)
@@ -155,14 +141,11 @@ def scores_kernel(
 
 
 @triton.jit
-def _load_scores(p, there, C: tl.constexpr):
+def _load_scores(p, there, TRANSPOSED: tl.constexpr, C: tl.constexpr):
+    """Load A [C, C], or TRANSPOSED A^T, from p; zeros unless `there`."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
-
-
-@triton.jit
-def _load_scores_transposed(p, there, C: tl.constexpr):
-    i, j = tl.arange(0, C)[None, :], tl.arange(0, C)[:, None]
+    if TRANSPOSED:
+        i, j = j, i
     return tl.load(p + i * C + j, mask=(i >= j) & there, other=0.0)
 
 
@@ -186,18 +169,16 @@ def forward_kernel(
     )
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    b_S = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_FIRST:
-        p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_S += tl.load(p_first, mask=m_first, other=0.0)
-    b_S = bands(tl.trans(b_S))
+        b_S += load_banded(first, i_p * H + i_h, True, K, V, BK, BV)
     TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     by_scale = tl.where(tl.arange(0, 2 * C) < C, scale, 1.0)[None, None, :]
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (C * C)
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(r, k, begin, end, i_h, H, K, C, BK)
     v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores_transposed(p_A, count > 0, C)
+    A_next = _load_scores(p_A, count > 0, True, C)
     for n in range(0, count):
         start = begin + n * C
         i = ((first_chunk + n) * H + i_h).to(tl.int64)
@@ -208,7 +189,7 @@ def forward_kernel(
         w_next = load_transposed(w, start + C, stop, i_h, H, K, C, BK)
         x_next = load_pair(r, k, start + C, stop, i_h, H, K, C, BK)
         v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
-        A_next = _load_scores_transposed(p_A, more, C)
+        A_next = _load_scores(p_A, more, True, C)
         decays, total = decays_to_ends(bands(clamped_decay(b_w)), C)
         pairs = [sides(term) for term in terms(bands(b_x).to(tl.float32) * (exp(decays) * by_scale), TERMS)]
         b_q, b_k = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -224,8 +205,7 @@ def forward_kernel(
         b_S *= exp(total)[None, None, :]
         b_S = add_products(b_S, b_v, per_bands(turned(flats(b_k))))
     if WANTS_LAST:
-        p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
+        store_banded(last, b_S, i_n * H + i_h, is_last, K, V, BK, BV)
 
 
 @triton.jit
@@ -249,11 +229,11 @@ def _dyadic_pairs(b_q, b_k, b_w, b_P, C: tl.constexpr, LEVELS: tl.constexpr, TER
     for level in range(LEVELS):
         _, is_read, _, _ = halves(level, C)
         is_read = is_read[None, None, :]
-        between, meets = _level_tokens(level, C), _opposite_halves(level, C)
-        weight = exp(sums_along(b_w, per_band(between)))
+        between, meets = to_boundary(level, C), opposite_halves(level, C)
+        weight = exp(sums_along(b_w, per_band(tl.trans(between))))
         b_x = tl.where(is_read, b_q, b_k) * weight
         grad = narrow_product(terms(b_x, TERMS), [per_band(masked(meets, term)) for term in P_terms])
-        b_dw += sums_along(grad * b_x, per_band(tl.trans(between)), TERMS == 3)
+        b_dw += sums_along(grad * b_x, per_band(between), TERMS == 3)
         grad *= weight
         dq += tl.where(is_read, grad, 0.0)
         dk += tl.where(is_read, 0.0, grad)
@@ -283,11 +263,9 @@ def backward_kernel(
     m_S = (o_k < K)[:, None] & (o_v < V)[None, :]
     b_u = tl.load(u + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     b_u = tl.reshape(b_u, (BANDS, BK // BANDS))[:, :, None]
-    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    b_D = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D, other=0.0)
-    b_D = bands(tl.trans(b_D))
+        b_D += load_banded(last, i_p * H + i_h, True, K, V, BK, BV)
     b_du = tl.zeros([BANDS, BK // BANDS, C], dtype=tl.float32)
     passing = tl.zeros([BK], dtype=tl.float32)
     for n in range(0, count):
@@ -298,7 +276,7 @@ def backward_kernel(
         b_k = load_transposed(k, start, end, i_h, H, K, C, BK)
         b_v = load_transposed(v, start, end, i_h, H, V, C, BV)
         b_do = load_transposed(do, start, end, i_h, H, V, C, BV)
-        b_A = _load_scores(scores + i * (C * C), True, C)
+        b_A = _load_scores(scores + i * (C * C), True, False, C)
         unit = tl.load(units + i + tl.zeros([BK], tl.int32))
         is_mild = tl.load(mild + i)
         prefetch(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
@@ -370,8 +348,7 @@ def backward_kernel(
         store_transposed(dr, (b_dq + own * b_u * b_k) * scale, start, end, i_h, H, K, C, BK)
         b_D = add_products(b_D, input_terms(bands(b_do)), per_bands(turned(flats(q_terms))))
     b_D *= exp(passing)[None, None, :]
-    p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
+    store_banded(first, b_D, i_n * H + i_h, is_first, K, V, BK, BV)
     tl.store(du + (i_p * H + i_h) * K + o_k, tl.reshape(tl.sum(b_du, 2), (BK,)), mask=o_k < K)
 
 

@@ -10,17 +10,20 @@ import triton
 import triton.language as tl
 
 from ..common.bands_triton import (
+    BANDS,
     bands,
     column,
     decays_to_ends,
     flat,
     flats,
+    load_banded,
     load_pair,
     load_transposed,
     narrow_product,
     per_band,
     per_bands,
     sides,
+    store_banded,
     store_transposed,
     turned,
 )
@@ -73,11 +76,9 @@ def carry_kernel(
     o_k = tl.arange(0, BK)
     TERMS: tl.constexpr = 3 if v.dtype.element_ty == tl.float32 else 2
     b_M = bands(tl.where(o_k[:, None] == o_k[None, :], 1.0, 0.0))
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    b_S = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_FIRST:
-        p_S, m_S = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        b_S += tl.load(p_S, mask=m_S & is_first, other=0.0)
-    b_S = bands(tl.trans(b_S))
+        b_S += load_banded(first, i_n * H + i_h, is_first, K, V, BK, BV)
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C) + i * C + j
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     x_next = load_pair(a, b, begin, end, i_h, H, K, C, BK)
@@ -113,10 +114,8 @@ def carry_kernel(
         b_f = narrow_product(terms(b_f, TERMS), U_terms)
         b_S = add_products(b_S * total, terms(b_f, TERMS), b_b)
         b_S = add_products(b_S, v_terms, per_bands(turned(flats(k_terms))))
-    p_M, m_M = state_pointers(products, i_p * H + i_h, 0, 0, K, K, BK, BK)
-    tl.store(p_M, tl.trans(flat(b_M)), mask=m_M)
-    p_S, m_S = state_pointers(written, i_p * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_S, tl.trans(flat(b_S)), mask=m_S)
+    store_banded(products, b_M, i_p * H + i_h, True, K, K, BK, BK)
+    store_banded(written, b_S, i_p * H + i_h, True, K, V, BK, BV)
 
 
 @triton.jit
@@ -156,11 +155,9 @@ def carry_grads_kernel(
         i_last, i_first, has_last, has_first = i_p, i_n, count >= 0, is_first
     else:
         i_last, i_first, has_last, has_first = i_n, i_p, is_last, count >= 0
-    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    b_D = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_last * H + i_h, 0, 0, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D & has_last, other=0.0)
-    b_D = bands(tl.trans(b_D))
+        b_D += load_banded(last, i_last * H + i_h, has_last, K, V, BK, BV)
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
         i_c = ((first_chunk + count - 1 - n) * H + i_h).to(tl.int64)
@@ -211,8 +208,7 @@ def carry_grads_kernel(
         b_D *= exp(total)[None, None, :]
         b_D = add_products(b_D, y_terms, per_bands([tl.trans(flat(pair[1])) for pair in x]))
         b_D = add_products(b_D, do_terms, per_bands([tl.trans(flat(pair[0])) for pair in x]))
-    p_D, m_D = state_pointers(first, i_first * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & has_first)
+    store_banded(first, b_D, i_first * H + i_h, has_first, K, V, BK, BV)
 
 
 @kernel

@@ -5,14 +5,16 @@
 Forward:  `prepare_kernel`        what does not depend on the entering state: U, U A_ak v, U a~
           `stream_kernel`         chunk by chunk: v2 = U A_ak v + (U a~) S, then the state S itself
           `output_kernel`         o from a chunk's tokens, its v2 and its entering state
-Backward: `prepare_grads_kernel`  likewise: U^T A_rb^T do, U^T b^
-          `stream_kernel`         in reverse: y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
-          `value_grads_kernel`, `key_grads_kernel`  dv; dr, dw, dk, da, db
+Backward: the same in reverse, then `key_grads_kernel`
+          `prepare_kernel`        U^T A_rb^T do, U^T b^
+          `stream_kernel`         y = U^T A_rb^T do + (U^T b^) D, then the gradient D of the state
+          `output_kernel`         dv from a chunk's tokens, its y and the D leaving it
+          `key_grads_kernel`      dr, dw, dk, da, db
 
 Formulas as in `chunk_torch`: A_xy [C, C] are the scores of reads x and keys y; before, after and total are sums of w
 over the rows before a row, after it, and over all; a~ = a e^{before} reads the entering state S, b^ = b e^{after}
 writes the leaving one, whose gradient is D. Each chunk takes one of two paths, mild or dyadic (`common.tiles_triton`),
-compiled separately; `prepare_kernel` decides, and in the backward `prepare_grads_kernel`.
+compiled separately; `prepare_kernel` decides.
 
 The inverse U = (I - A_ab)^{-1} is built from recursive 2 x 2 blocks, as full-size products under a mask, and never from
 the powers of A_ab, which are huge and cancel where tokens repeat. There, results of U are small differences of large
@@ -139,50 +141,64 @@ def _inverse(b_A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr
 
 @kernel
 def prepare_kernel(
-    w, k, v, a, b, transfer, v2, inverse, mild, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    r, w, k, v, a, b, inverse, transfer, v2, mild, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    SOLVE: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. In registers: A_ab, A_ak, U [C, C].
+    """Compute U = (I - A_ab)^{-1}, v2 = U A_ak v, transfer = U a~ for one chunk. REVERSE, with U given: y = U^T A_rb^T
+    do, transfer = U^T b^, of v = do, y as v2. In registers: A_ab, U, A_ak or A_rb, [C, C].
 
-    w, k, a, b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
+    r (REVERSE), w, k and a (else), b, transfer [B, T, H, K], v, v2 [B, T, H, V], inverse [chunks, H, C, C]: U
+    mild [chunks, H] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols: see the module
     """
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
         return
-    b_ab = tl.zeros([C, C], dtype=tl.float32)
-    b_ak = tl.zeros([C, C], dtype=tl.float32)
-    b_a = tl.zeros([C, BK], dtype=tl.float32)
-    before = b_a
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_A, b_B, before, _ = _scores(
-            b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
-        )
-        b_ab += b_A
-        b_ak += b_B
-    b_U = _inverse(below(b_ab, C), C, LEVELS, SOLVE)
-    tl.store(matrix_pointers(inverse, i, C), b_U)
-    b_ak = below(b_ak, C)
-    if K <= BK:
-        store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
+    b_A = tl.zeros([C, C], dtype=tl.float32)
+    if REVERSE:
+        b_U = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
+        own = tl.zeros([C], dtype=tl.float32)
+        for i_k in range(0, (K + BK - 1) // BK):
+            b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
+            b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
+            b_rb, _, _, after = _scores(
+                b_q, b_b, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, False, MILD, PRECISION
+            )
+            b_A += b_rb
+            own += tl.sum(b_r * b_b, 1)
+            store_tile(transfer, dot(b_U, b_b * tl.exp(after), SOLVE), start, end, i_h, i_k, H, K, C, BK)
+        b_A = tl.trans(_with_diagonal(b_A, own, C))
     else:
+        b_ab = tl.zeros([C, C], dtype=tl.float32)
+        b_a = tl.zeros([C, BK], dtype=tl.float32)
+        before = b_a
         for i_k in range(0, (K + BK - 1) // BK):
             b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
-            before = sums(tl.arange(0, C)[:, None] > tl.arange(0, C)[None, :], b_w)
-            b_W = dot(b_U, b_a * tl.exp(before), SOLVE)
-            store_tile(transfer, b_W, start, end, i_h, i_k, H, K, C, BK)
+            b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+            more_ab, more_ak, before, _ = _scores(
+                b_a, b_b, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
+            )
+            b_ab += more_ab
+            b_A += more_ak
+        b_A = below(b_A, C)
+        b_U = _inverse(below(b_ab, C), C, LEVELS, SOLVE)
+        tl.store(matrix_pointers(inverse, i, C), b_U)
+        if K <= BK:
+            store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, 0, H, K, C, BK)
+        else:
+            for i_k in range(0, (K + BK - 1) // BK):
+                b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+                b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+                before = sums(tl.arange(0, C)[:, None] > tl.arange(0, C)[None, :], b_w)
+                store_tile(transfer, dot(b_U, b_a * tl.exp(before), SOLVE), start, end, i_h, i_k, H, K, C, BK)
     for i_v in range(0, (V + BV - 1) // BV):
         b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_v2 = dot(b_U, dot(b_ak, b_v, SOLVE), SOLVE)
-        store_tile(v2, b_v2, start, end, i_h, i_v, H, V, C, BV)
+        store_tile(v2, dot(b_U, dot(b_A, b_v, SOLVE), SOLVE), start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -290,13 +306,16 @@ def stream_kernel(
 
 @kernel
 def output_kernel(
-    r, w, k, v, b, v2, states, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
+    r, w, k, v, x, v2, states, mild, o, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk and block of V. In registers: A_rk, A_rb [C, C].
+    """Compute o = A_rk v + A_rb v2 + (q e^{before}) S for one chunk, head and block of V, of x = b. REVERSE: its
+    counterpart dv = A_rk^T do + A_ak^T y + (k e^{after}) D, of v = do, x = a, v2 = y and states = D, as o. In
+    registers: A_rk and A_rb, or A_ak, [C, C].
 
-    r, w, k, b [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
+    r, w, k, x [B, T, H, K], v, v2, o [B, T, H, V], states [chunks, H, K, V], mild [chunks, H] int32
     sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; q = scale r e^w; symbols: see the module
     """
     i = tl.program_id(0)
@@ -306,110 +325,37 @@ def output_kernel(
         return
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     b_rk = tl.zeros([C, C], dtype=tl.float32)
-    b_rb = tl.zeros([C, C], dtype=tl.float32)
+    b_other = tl.zeros([C, C], dtype=tl.float32)  # A_rb, or A_ak
     d_rk = tl.zeros([C], dtype=tl.float32)
-    d_rb = tl.zeros([C], dtype=tl.float32)
+    d_other = tl.zeros([C], dtype=tl.float32)
     b_o = tl.zeros([C, BV], dtype=tl.float32)
     for i_k in range(0, (K + BK - 1) // BK):
         b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
         b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
+        b_x = load_tile(x, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
         b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
         p_S, m_S = state_pointers(states, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
         b_S = tl.load(p_S, mask=m_S & (start < end), other=0.0)
-        b_A, b_B, before, _ = _scores(
-            b_q, b_k, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
+        read, key = (b_x, b_k) if REVERSE else (b_q, b_x)
+        b_A, b_B, before, after = _scores(
+            b_q, b_k, read, key, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
         )
         b_rk += b_A
-        b_rb += b_B
+        b_other += b_B
         d_rk += tl.sum(b_r * b_k, 1)
-        d_rb += tl.sum(b_r * b_b, 1)
-        b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
+        if REVERSE:
+            b_o += dot(b_k * tl.exp(after), b_S, PRECISION)
+        else:
+            d_other += tl.sum(b_r * b_x, 1)
+            b_o += dot(b_q * tl.exp(before), b_S, PRECISION)
     b_v = load_tile(v, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
     b_v2 = load_tile(v2, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_o += tl.dot(to_operand(_with_diagonal(b_rk, d_rk, C), PRECISION), b_v, input_precision=PRECISION)
-    b_o += dot(_with_diagonal(b_rb, d_rb, C), b_v2, PRECISION)
+    b_rk, b_other = _with_diagonal(b_rk, d_rk, C), _with_diagonal(b_other, d_other, C)
+    if REVERSE:
+        b_rk, b_other = tl.trans(b_rk), tl.trans(b_other)
+    b_o += tl.dot(to_operand(b_rk, PRECISION), b_v, input_precision=PRECISION)
+    b_o += dot(b_other, b_v2, PRECISION)
     store_tile(o, b_o, start, end, i_h, i_v, H, V, C, BV)
-
-
-@kernel
-def prepare_grads_kernel(
-    r, w, b, do, inverse, mild, transfer, y, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    SOLVE: tl.constexpr,
-):  # fmt: skip
-    """Compute transfer = U^T b^, y = U^T A_rb^T do for one chunk and head. In registers: U, A_rb [C, C].
-
-    r, w, b, transfer [B, T, H, K], do, y [B, T, H, V], inverse [chunks, H, C, C]: U, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
-    """
-    i = tl.program_id(0)
-    i_h, i_c = i % H, i // H
-    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
-    if _classify(mild, i, w, start, end, i_h, H, K, C, BK, MILD) == 0:
-        return
-    b_Ut = tl.trans(tl.load(matrix_pointers(inverse, i, C)))
-    b_rb = tl.zeros([C, C], dtype=tl.float32)
-    d_rb = tl.zeros([C], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_b = load_tile(b, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
-        b_A, _, _, after = _scores(
-            b_q, b_b, b_q, b_b, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, False, MILD, PRECISION
-        )
-        b_rb += b_A
-        d_rb += tl.sum(b_r * b_b, 1)
-        b_P = dot(b_Ut, b_b * tl.exp(after), SOLVE)
-        store_tile(transfer, b_P, start, end, i_h, i_k, H, K, C, BK)
-    b_rb = tl.trans(_with_diagonal(b_rb, d_rb, C))
-    for i_v in range(0, (V + BV - 1) // BV):
-        b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-        b_y = dot(b_Ut, dot(b_rb, b_do, SOLVE), SOLVE)
-        store_tile(y, b_y, start, end, i_h, i_v, H, V, C, BV)
-
-
-@kernel
-def value_grads_kernel(
-    r, w, k, a, do, y, dstates, mild, dv, scale, sequence_of_chunk, cu_seqlens, chunks_before, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dv = A_rk^T do + A_ak^T y + (k e^{after}) D for one chunk, head and block of V. In registers: A_rk, A_ak [C, C].
-
-    r, w, k, a [B, T, H, K], do, y, dv [B, T, H, V], dstates [chunks, H, K, V]: D, mild [chunks, H] int32
-    sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; symbols as in the module docstring
-    """
-    i = tl.program_id(0)
-    NV: tl.constexpr = (V + BV - 1) // BV
-    i_h, i_v, i_c = i % H, (i // H) % NV, i // (H * NV)
-    if handles(mild, i_c * H + i_h, FLAGS, MILD) == 0:
-        return
-    start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
-    b_rk = tl.zeros([C, C], dtype=tl.float32)
-    b_ak = tl.zeros([C, C], dtype=tl.float32)
-    d_rk = tl.zeros([C], dtype=tl.float32)
-    b_dv = tl.zeros([C, BV], dtype=tl.float32)
-    for i_k in range(0, (K + BK - 1) // BK):
-        b_r = load_tile(r, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32) * scale
-        b_k = load_tile(k, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_a = load_tile(a, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32)
-        b_q = b_r * tl.exp(load_tile(w, start, end, i_h, i_k, 0, H, K, C, BK).to(tl.float32))
-        p_D, m_D = state_pointers(dstates, i_c * H + i_h, i_k, i_v, K, V, BK, BV)
-        b_D = tl.load(p_D, mask=m_D & (start < end), other=0.0)
-        b_A, b_B, _, after = _scores(
-            b_q, b_k, b_a, b_k, w, start, end, i_h, i_k, H, K, C, BK, LEVELS, True, MILD, PRECISION
-        )
-        b_rk += b_A
-        b_ak += b_B
-        d_rk += tl.sum(b_r * b_k, 1)
-        b_dv += dot(b_k * tl.exp(after), b_D, PRECISION)
-    b_do = load_tile(do, start, end, i_h, i_v, 0, H, V, C, BV).to(tl.float32)
-    b_y = load_tile(y, start, end, i_h, i_v, 0, H, V, C, BV)
-    b_dv += tl.dot(to_operand(tl.trans(_with_diagonal(b_rk, d_rk, C)), PRECISION), b_do, input_precision=PRECISION)
-    b_dv += dot(tl.trans(below(b_ak, C)), b_y, PRECISION)
-    store_tile(dv, b_dv, start, end, i_h, i_v, H, V, C, BV)
 
 
 @triton.jit
@@ -610,6 +556,12 @@ class _Plan(ChunkPlan):
         """Return zeros [chunks, H, 1] int32, in which the mild path's first kernel, if there is one, flags chunks."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
 
+    def launch(self, row, kernel, along, *args, **switches):
+        """Launch a kernel for both paths, with a program for each chunk, head and block along "K", "V" or "", none."""
+        for options, NV in self.paths(row):
+            blocks = {"": 1, "V": NV, "K": cdiv(self.rows, options["BK"])}[along]
+            kernel[(self.chunks * self.H * blocks,)](*args, *self.where, **options, **switches)
+
     def stream(self, x, y, z, w, transfer, reads, first, last, scale, reverse):
         """Launch `stream_kernel`: return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving
         them), and update reads. Arguments as there; raises ValueError if K exceeds the largest block."""
@@ -643,13 +595,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if packing is not None:
         packing.saved_rows.append(v2)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
-    for options, _ in plan.paths("prepare"):
-        prepare_kernel[(plan.chunks * plan.H,)](
-            w, k, v, a, b, transfer, v2, inverse, mild, *plan.where, **options, SOLVE=SOLVE[plan.precision]
-        )
+    plan.launch(
+        "prepare", prepare_kernel, "", None, w, k, v, a, b, inverse, transfer, v2, mild, scale,
+        REVERSE=False, SOLVE=SOLVE[plan.precision],
+    )  # fmt: skip
     states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
-    for options, NV in plan.paths("output"):
-        output_kernel[(plan.chunks * NV * plan.H,)](r, w, k, v, b, v2, states, mild, o, scale, *plan.where, **options)
+    plan.launch("output", output_kernel, "V", r, w, k, v, b, v2, states, mild, o, scale, REVERSE=False)
     return o, final_state, (states, v2, inverse, plan.empty(0))
 
 
@@ -660,20 +611,15 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
-    for options, _ in plan.paths("prepare_grads"):
-        prepare_grads_kernel[(plan.chunks * plan.H,)](
-            r, w, b, do, inverse, mild, transfer, y, scale, *plan.where, **options, SOLVE=SOLVE[plan.precision]
-        )
+    plan.launch(
+        "prepare_grads", prepare_kernel, "", r, w, None, do, None, b, inverse, transfer, y, mild, scale,
+        REVERSE=True, SOLVE=SOLVE[plan.precision],
+    )  # fmt: skip
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
-    for options, NV in plan.paths("value_grads"):
-        value_grads_kernel[(plan.chunks * NV * plan.H,)](
-            r, w, k, a, do, y, dstates, mild, dv, scale, *plan.where, **options
-        )
-    for options, _ in plan.paths("key_grads"):
-        NK = cdiv(plan.rows, options["BK"])
-        # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
-        key_grads_kernel[(plan.chunks * plan.H * NK,)](
-            r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, *plan.where, **options,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    plan.launch("value_grads", output_kernel, "V", r, w, k, do, a, y, dstates, mild, dv, scale, REVERSE=True)
+    # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
+    plan.launch(
+        "key_grads", key_grads_kernel, "K",
+        r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, enable_fp_fusion=False,
+    )  # fmt: skip
     return dr, dw, dk, dv, da, db, dinitial_state

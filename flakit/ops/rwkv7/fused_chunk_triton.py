@@ -64,6 +64,7 @@ from ..common.bands_triton import (
     flats,
     joined,
     launch_options,
+    load_banded,
     load_pair,
     load_transposed,
     narrow_product,
@@ -72,6 +73,7 @@ from ..common.bands_triton import (
     power_of_two,
     product,
     sides,
+    store_banded,
     store_pair,
     store_transposed,
     takes_gluon,
@@ -95,7 +97,7 @@ from ..common.blocks_triton import (
 from ..common.launch import TABLE, width
 from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
-from ..common.tiles_triton import load_tile, state_pointers
+from ..common.tiles_triton import load_tile
 from .carry_triton import carry_grads_kernel, carry_kernel, decays_from_ends, entering_kernel
 
 UNITS = CHANNELS + 1
@@ -223,22 +225,16 @@ def scores_kernel(
 
 
 @triton.jit
-def _load_scores(p, there, C: tl.constexpr):
-    """Load side by side, [C, 2 C], A_rk^T and A_ak^T, or N^T and U^T - I, from matrix p of `scores`; zeros unless
-    `there`."""
-    o_r, o_c = tl.arange(0, 2 * C), tl.arange(0, C)[:, None]
-    left, i = (o_r < C)[None, :], (o_r % C)[None, :]
-    m = tl.where(left, i >= o_c, i > o_c)
-    return tl.load(p + tl.where(left, o_c * C + i, i * C + o_c), mask=m & there, other=0.0)
-
-
-@triton.jit
-def _load_scores_transposed(p, C: tl.constexpr):
-    """Load A_rk above A_ak, [2 C, C]: the transpose of `_load_scores`."""
-    o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
+def _load_scores(p, there, TRANSPOSED: tl.constexpr, C: tl.constexpr):
+    """Load A_rk above A_ak, or N above U - I, [2 C, C], from matrix p of `scores`, or TRANSPOSED, [C, 2 C]; zeros
+    unless `there`."""
+    if TRANSPOSED:
+        o_r, j = tl.arange(0, 2 * C)[None, :], tl.arange(0, C)[:, None]
+    else:
+        o_r, j = tl.arange(0, 2 * C)[:, None], tl.arange(0, C)[None, :]
     i = o_r % C
     m = tl.where(o_r < C, i >= j, i > j)
-    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m, other=0.0)
+    return tl.load(p + tl.where(o_r < C, j * C + i, i * C + j), mask=m & there, other=0.0)
 
 
 @triton.jit
@@ -290,19 +286,17 @@ def forward_kernel(
     o_r, o_k, o_v = tl.arange(0, 2 * C), tl.arange(0, BK), tl.arange(0, BV)
     left = (o_r < C)[None, None, :]
     m_S = (o_v < V)[:, None] & (o_k < K)[None, :]
-    b_S = tl.zeros([BK, BV], dtype=tl.float32)
+    b_S = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_FIRST:
-        p_first, m_first = state_pointers(first, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_S += tl.load(p_first, mask=m_first, other=0.0)
-    b_S = bands(tl.trans(b_S))
+        b_S += load_banded(first, i_p * H + i_h, True, K, V, BK, BV)
     TERMS: tl.constexpr = 3 if r.dtype.element_ty == tl.float32 else 2
     p_A = scores + (first_chunk * H + i_h).to(tl.int64) * (2 * C * C)
     w_next = load_transposed(w, begin, end, i_h, H, K, C, BK)
     R_next = load_pair(r, a, begin, end, i_h, H, K, C, BK)
     E_next = load_pair(k, b, begin, end, i_h, H, K, C, BK)
     v_next = load_transposed(v, begin, end, i_h, H, V, C, BV)
-    A_next = _load_scores(p_A, count > 0, C)
-    U_next = _load_scores(p_A + C * C, count > 0, C)
+    A_next = _load_scores(p_A, count > 0, True, C)
+    U_next = _load_scores(p_A + C * C, count > 0, True, C)
     for n in range(0, count):
         start = begin + n * C
         i = ((first_chunk + n) * H + i_h).to(tl.int64)
@@ -314,8 +308,8 @@ def forward_kernel(
         E_next = load_pair(k, b, start + C, stop, i_h, H, K, C, BK)
         v_next = load_transposed(v, start + C, stop, i_h, H, V, C, BV)
         p_A += H * 2 * C * C
-        A_next = _load_scores(p_A, more, C)
-        U_next = _load_scores(p_A + C * C, more, C)
+        A_next = _load_scores(p_A, more, True, C)
+        U_next = _load_scores(p_A + C * C, more, True, C)
         read, key = decays_from_ends(bands(tl.maximum(b_w, LOWEST_DECAY).to(b_w.dtype)), C)
         total = column(read, C - 1)
         R_terms = terms(flat(bands(b_R).to(tl.float32) * (exp(read) * tl.where(left, scale, 1.0))), TERMS)
@@ -341,8 +335,7 @@ def forward_kernel(
         b_S *= exp(total)[None, None, :]
         b_S = add_products(b_S, F_terms, per_bands(turned(E_terms)))
     if WANTS_LAST:
-        p_last, m_last = state_pointers(last, i_n * H + i_h, 0, 0, K, V, BK, BV)
-        tl.store(p_last, tl.trans(flat(b_S)), mask=m_last & is_last)
+        store_banded(last, b_S, i_n * H + i_h, is_last, K, V, BK, BV)
 
 
 @triton.jit
@@ -396,7 +389,7 @@ def chunk_grads(
     p_A = scores + i * (2 * C * C)
     prefetch(states + i * K * V + o_v * K, o_v < V, 1)  # no registers are free for it yet
     b_N, b_U = _load_right(p_A + C * C, False, C), _load_right(p_A + C * C, True, C)
-    b_A = _load_scores_transposed(p_A, C)
+    b_A = _load_scores(p_A, True, False, C)
     b_w, b_R, b_E = arrived(b_w), arrived(b_R), arrived(b_E)
     b_v, b_do, b_v2 = bands(arrived(b_v)), bands(arrived(b_do)), bands(arrived(b_v2))
     b_N, b_U, b_A = arrived(b_N), arrived(b_U), arrived(b_A)
@@ -496,11 +489,9 @@ def backward_kernel(
     i_p, i_n, i_h, begin, end, first_chunk, count, is_first, is_last = locate_program(
         T, sequence_of_part, parts_before, cu_seqlens, chunks_before, L, H, C, PACKED
     )
-    b_D = tl.zeros([BK, BV], dtype=tl.float32)
+    b_D = tl.zeros([BANDS, BV // BANDS, BK], dtype=tl.float32)
     if HAS_LAST:
-        p_D, m_D = state_pointers(last, i_p * H + i_h, 0, 0, K, V, BK, BV)
-        b_D += tl.load(p_D, mask=m_D, other=0.0)
-    b_D = bands(tl.trans(b_D))
+        b_D += load_banded(last, i_p * H + i_h, True, K, V, BK, BV)
     passing = tl.zeros([BK], dtype=tl.float32)
     for n in range(0, count):
         start = begin + (count - 1 - n) * C
@@ -516,8 +507,7 @@ def backward_kernel(
                 end, i_h, i, H, K, V, C, BK, BV, LEVELS, False,
             )  # fmt: skip
     b_D *= exp(passing)[None, None, :]
-    p_D, m_D = state_pointers(first, i_n * H + i_h, 0, 0, K, V, BK, BV)
-    tl.store(p_D, tl.trans(flat(b_D)), mask=m_D & is_first)
+    store_banded(first, b_D, i_n * H + i_h, is_first, K, V, BK, BV)
 
 
 class _Plan(Parts):
