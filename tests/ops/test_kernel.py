@@ -94,14 +94,14 @@ def test_constants_of_many_launches_are_one_object(kernel, monkeypatch):
     args, options = apart(USUAL)
     once, other = kernel_triton.Options(options), kernel_triton.Options(options | dict(C=64))
     for n, constants in enumerate((once, once, other, once), 1):
-        kernel_triton.launch(kernel, (n,), args, constants)
+        kernel_triton.launch(kernel, n, args, constants)
     found = {id(compiled): compiled for compiled, _ in kernel._compiled.values()}.values()
     launched = [[(grid[0], given[6]) for grid, given in compiled.launched] for compiled in found]
     assert launched == [[(1, 32), (2, 32), (4, 32)], [(3, 64)]]
     monkeypatch.setattr(kernel_triton, "RUN", None)  # as if a tool watched
     seen = []
     monkeypatch.setattr(kernel, "run", lambda *args, grid, warmup, **given: seen.append((args, given)), raising=False)
-    kernel_triton.launch(kernel, (3,), args, once)
+    kernel_triton.launch(kernel, 3, args, once)
     assert seen == [(tuple(args), options)]
 
 

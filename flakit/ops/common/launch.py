@@ -159,10 +159,12 @@ ROWS = {
 
 
 class Table(dict):
-    """Built-in launch rows by (kernel, width). `table[key]`, and no other method, prefers rows tuned for this GPU."""
+    """Built-in launch rows by (kernel, width). `table[key]`, and no other method, prefers rows tuned for this GPU.
+    version: a number that is another one after each change of rows."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Launch]):
         super().__init__(rows)
+        self.version = 0
         self._overrides: Mapping = {}
         self._known: dict = {}  # a cache: a decode step of a few microseconds needs several rows
 
@@ -172,7 +174,7 @@ class Table(dict):
 
     def __setitem__(self, key: tuple[str, str], row: Launch) -> None:
         super().__setitem__(key, row)
-        self._known.clear()
+        self._changed()
 
     def _find(self, key: tuple[str, str]) -> Launch:
         # Without CUDA no tensor is on a device: the interpreter, and compilation ahead of time.
@@ -186,12 +188,16 @@ class Table(dict):
     def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
         """In the `with` block, prefer these rows to all others, in every thread, since a backward runs in its own."""
         before, self._overrides = self._overrides, {**self._overrides, **rows}
-        self._known.clear()
+        self._changed()
         try:
             yield
         finally:
             self._overrides = before
-            self._known.clear()
+            self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._known.clear()
 
 
 TABLE = Table(ROWS)

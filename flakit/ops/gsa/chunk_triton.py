@@ -53,7 +53,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from ..common.kernel_triton import Options, launch
-from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
+from ..common.launch import CHUNK_SIZE, TABLE, cdiv
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
@@ -97,19 +97,34 @@ class _Plan(ChunkPlan):
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
         the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
-        sizes = (
-            TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()),
-        )  # fmt: skip
+        programs = self.chunks * heads
         if steep:
-            options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
+            ((options, _),) = self._options(name, blocks, AT_ONCE=self.at_once, **more)
             flat = [*self.flattened(args, mild=False), *self.inside, self.chunks]
-            launch(kernel, (cdiv(self.chunks * heads, self.at_once),), flat, options)
+            launch(kernel, cdiv(programs, self.at_once), flat, options, self.current_stream)
             return
-        for mild in (True, False):
-            options, block_count = _options(*sizes, MILD=mild, **more)
-            programs = self.chunks * heads * (block_count if apart else 1)
-            launch(kernel, (programs,), [*self.flattened(args, mild), *self.inside], options)
+        for mild, (options, count) in zip((True, False), self._options(name, blocks, **more), strict=True):
+            flat = [*self.flattened(args, mild), *self.inside]
+            launch(kernel, programs * (count if apart else 1), flat, options, self.current_stream)
+
+    def _options(self, name: str, blocks: dict[str, int], **more) -> list[tuple[Options, int]]:
+        """Return the keyword arguments of a kernel's launches, and the number of blocks along the axes in `blocks`: of
+        mild chunks and of others, of all chunks alike if AT_ONCE is given."""
+        key = name, *blocks.values(), *more.values()
+        found = self.known.get(key)
+        if found is None:
+            row = TABLE[f"{self.op}.{name}", self.width]
+            sizes = {f"B{x}": block_of(self.C, size, row.BV) for x, size in blocks.items()}
+            common = dict(
+                H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=self.scale_block,
+                FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
+                num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg,
+            )  # fmt: skip
+            count = math.prod(cdiv(size, sizes[f"B{x}"]) for x, size in blocks.items())
+            paths = [{}] if "AT_ONCE" in more else [dict(MILD=True), dict(MILD=False)]
+            found = [(Options(**common, **blocks, **sizes, **path, **more), count) for path in paths]
+            self.known[key] = found
+        return found
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -140,22 +155,6 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
             yield between(boundary, middle) + between(middle, boundary)
 
     return torch.stack([torch.stack(list(matrices(rows))) for rows in (1, BLOCK, C)]).bfloat16()
-
-
-@lru_cache(1024)
-def _options(
-    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
-    **more,
-) -> tuple[Options, int]:  # fmt: skip
-    """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
-    `blocks`."""
-    options = Options(
-        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
-        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
-    )  # fmt: skip
-    for name, size in blocks:
-        options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
-    return options, math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
 
 
 def _slot_rows(states) -> tuple:
@@ -191,6 +190,7 @@ def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], .
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (no scores unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
+    plan.remember(q, k, v, s, g)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
@@ -210,7 +210,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     o = q.new_empty(*q.shape[:3], V)
     plan.launch(
         "output", output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep, SCALED=plan.scaled,
+        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep,
     )  # fmt: skip
     if keep and packing is not None and packing.returned:
         packing.saved_rows.append(kept[:used].view(*q.shape[:3], plan.M))
@@ -220,6 +220,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dq, dk, dv, ds, dg in their inputs' dtypes and those of the initial (hk, hv) in float32."""
     plan = _Plan(q, v, s, packing, chunk_size)
+    plan.remember(q, k, v, s, g, do)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)
     logits, hk, hv = saved
@@ -231,7 +232,7 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     dscores, reads = plan.empty(slots), plan.empty(slots)
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
+        v, s, g, do, hv, logits, mild, p, dscores, reads, scale,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
     first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
@@ -240,18 +241,18 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     )
     ds, dg = torch.empty_like(s), torch.empty_like(g)
     blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
-    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)
-    plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, SCALED=plan.scaled)
+    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args)
+    plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True)
     del reads, args  # the next gradients reuse its memory
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=V),
-        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, SCALED=plan.scaled, apart=plan.G > 1,
+        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
     )  # fmt: skip
     del p, dhv
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=K),
-        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, SCALED=plan.scaled, apart=plan.G > 1,
+        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
     )  # fmt: skip
     return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)
