@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -88,6 +89,19 @@ class Options(dict):
     """The kernel that `launch` found for them in a remembered call, and the values of its constants."""
 
 
+class Part(NamedTuple):
+    """An argument of `launch`: `size` elements of a contiguous tensor from element `first` on, as another dtype. The
+    view, which takes longer than all other work on an argument, is made only where its address does not suffice."""
+
+    whole: Tensor
+    first: int
+    size: int
+    dtype: torch.dtype
+
+    def view(self) -> Tensor:
+        return self.whole[self.first : self.first + self.size].view(self.dtype)
+
+
 class Kernel(JITFunction):
     """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`, or by `launch`. grid: programs
     along 1 to 3 axes. SOURCE: the class of Triton that holds the function's source and translates it."""
@@ -132,6 +146,7 @@ def launch(kernel, programs: int, args: Sequence, options: Options, stream: int 
         if values is not None:
             _run(options.compiled, (programs, 1, 1), stream, values)
             return
+    args = [x.view() if type(x) is Part else x for x in args]
     if not isinstance(kernel, Kernel):
         kernel[(programs,)](*args, **options)
     elif (entry := kernel.launch((programs,), args, options)) and stream is not None:
@@ -141,11 +156,14 @@ def launch(kernel, programs: int, args: Sequence, options: Options, stream: int 
 def remembered(tensors: Sequence[Tensor], *more) -> tuple[int | None, dict]:
     """Return the current stream of the tensors' GPU, for `launch`, and the memory that calls with tensors of the same
     dtypes, and with equal `more`, share: a dict. Where launches must take Triton's path: None and an empty dict."""
-    devices = {x.get_device() for x in tensors}
-    if len(devices) > 1 or min(devices) < 0 or not CACHED or _monitored():
+    device, dtypes = tensors[0].get_device(), []
+    for x in tensors:
+        if x.get_device() != device:
+            return None, {}
+        dtypes.append(x.dtype)
+    if device < 0 or not CACHED or _monitored():
         return None, {}
-    device = devices.pop()
-    return driver.active.get_current_stream(device), _memory(device, *_settings(), *more, *[x.dtype for x in tensors])
+    return driver.active.get_current_stream(device), _memory(device, *_settings(), *more, *dtypes)
 
 
 @lru_cache(MAX_SIGNATURES)
@@ -178,6 +196,9 @@ def _addressed(args: Sequence) -> list | None:
         of = type(x)
         if of is Tensor or of is Parameter:
             x = x.data_ptr()
+            addresses |= x
+        elif of is Part:
+            x = x.whole.data_ptr() + x.first * x.whole.itemsize
             addresses |= x
         elif of is int:
             numbers |= x

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .dispatch import interpreted
-from .kernel_triton import Options, launch, remembered
+from .kernel_triton import Options, Part, launch, remembered
 from .launch import (
     CHUNK_SIZE,
     FULL_GPU,
@@ -36,9 +36,9 @@ class Stored(NamedTuple):
     of `ChunkPlan.stored_shape` of which they are views."""
 
     whole: torch.Tensor
-    states: torch.Tensor
-    scales: torch.Tensor | None
-    mild_scales: torch.Tensor | None
+    states: torch.Tensor | Part
+    scales: torch.Tensor | Part | None
+    mild_scales: torch.Tensor | Part | None
 
 
 class ChunkPlan:
@@ -70,10 +70,10 @@ class ChunkPlan:
         self.flags = flags or cdiv(self.rows, block(self.rows, TABLE[f"{op}.stream", self.width].BK))
 
     def remember(self, *tensors: torch.Tensor) -> None:
-        """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes and with
-        sizes that differ in lengths alone. tensors: all inputs of the call but states."""
-        head = self.op, self.H, self.rows, self.C, self.packing is None, TABLE.version
-        self.current_stream, self.known = remembered(tensors, *head, *[x.shape[2:] for x in tensors])
+        """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes. Sizes of
+        heads that the plan does not have are keys in `known`. tensors: all inputs of the call but states."""
+        kind = self.op, self.H, self.rows, self.columns, self.C, self.packing is None, TABLE.version
+        self.current_stream, self.known = remembered(tensors, *kind)
 
     @cached_property
     def at_once(self) -> int:
@@ -131,13 +131,16 @@ class ChunkPlan:
         return stored
 
     def unpacked(self, stored: torch.Tensor, V: int) -> Stored:
-        """Return the states and scales in a tensor of `stored_shape`, as views."""
+        """Return the states and scales in a tensor of `stored_shape`, as views or, for remembered launches, parts."""
         if not self.scaled:
             return Stored(stored, stored, None, None)
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         scales = (stored.numel() - states) // 2
-        own, mild, states = stored.split_with_sizes([scales, scales, states])
-        return Stored(stored, states.view(torch.float16), own, mild)
+        parts = (
+            Part(stored, 2 * scales, states, torch.float16), Part(stored, 0, scales, torch.float32),
+            Part(stored, scales, scales, torch.float32),
+        )  # fmt: skip
+        return Stored(stored, *(parts if self.current_stream is not None else [x.view() for x in parts]))
 
     def flattened(self, args, mild: bool) -> list:
         """Return args with each `Stored` replaced by its states and its scales (mild: its mild_scales)."""
@@ -198,14 +201,15 @@ class ChunkPlan:
 
     def _stream_blocks(self, columns: Sequence[int]) -> tuple[int, int]:
         """Return the programs of `stream_kernel` for a part of states of so many columns, and its blocks along K."""
-        found = self.known.get(("blocks", *columns))
+        key = "blocks", *columns
+        found = self.known.get(key)
         if found is None:
             blocks = [self.sizes("stream", V)[1:] for V in columns]
             NK = blocks[0][0]
-            found = self.known["blocks", *columns] = NK * sum(NV for _, NV in blocks) * self.H, NK
+            found = self.known[key] = NK * sum(NV for _, NV in blocks) * self.H, NK
         return found
 
-    def _stream_options(self, columns, G: int, reverse: bool, inclusive: bool, totals, in_parts, first, last) -> Options:
+    def _stream_options(self, columns, G: int, reverse: bool, inclusive: bool, totals, in_parts, first, last):
         """Return the keyword arguments of `stream_kernel` for states of so many columns. G: heads of x to one of w;
         totals, in_parts, last: whether the kernel has these switches; first: the initial state or None."""
         given = None if first is None else first.dtype

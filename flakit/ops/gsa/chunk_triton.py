@@ -110,7 +110,7 @@ class _Plan(ChunkPlan):
     def _options(self, name: str, blocks: dict[str, int], **more) -> list[tuple[Options, int]]:
         """Return the keyword arguments of a kernel's launches, and the number of blocks along the axes in `blocks`: of
         mild chunks and of others, of all chunks alike if AT_ONCE is given."""
-        key = name, *blocks.values(), *more.values()
+        key = name, self.G, *blocks.values(), *more.values()
         found = self.known.get(key)
         if found is None:
             row = TABLE[f"{self.op}.{name}", self.width]
@@ -218,7 +218,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk, dv, ds, dg in their inputs' dtypes and those of the initial (hk, hv) in float32."""
+    """Return dq, dk, dv, ds, dg in their inputs' dtypes, and those of the initial (hk, hv) in float32 if there are."""
     plan = _Plan(q, v, s, packing, chunk_size)
     plan.remember(q, k, v, s, g, do)
     K, V = q.shape[-1], v.shape[-1]
@@ -235,7 +235,9 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
         v, s, g, do, hv, logits, mild, p, dscores, reads, scale,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
-    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
+    first_hk, first_hv = None, None
+    if initial_state is not None:
+        first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
     (dhk, dhv), _ = plan.states(
         dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
     )
@@ -255,4 +257,4 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
         "pass_grads", pass_grads_kernel, plan.H, dict(D=K),
         dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
     )  # fmt: skip
-    return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)
+    return dq, dk, dv, ds, dg, None if first_hk is None else (first_hk.mT, first_hv)
