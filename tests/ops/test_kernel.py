@@ -105,6 +105,88 @@ def test_constants_of_many_launches_are_one_object(kernel, monkeypatch):
     assert seen == [(tuple(args), options)]
 
 
+def test_constants_are_equal_to_no_others():
+    once, other = kernel_triton.Options(C=32), kernel_triton.Options(C=32)
+    assert once == once and once != other and not once == other and not once != once
+
+
+def remembered(kernel, given, *more):
+    """Launch as a call does that remembers, one whose tensors differ in the dtype of x alone; return the memory."""
+    args, options = apart(given)
+    stream, known = kernel_triton.remembered(args[:1], *more)
+    if "options" not in known:
+        known["options"] = kernel_triton.Options(options)
+    kernel_triton.launch(kernel, 3, args, known["options"], stream)
+    return known
+
+
+ALIKE = [
+    {}, dict(x=torch.ones(64)), dict(n=16), dict(n=1), dict(x=torch.nn.Parameter(X)), dict(n=2**31 - 1), dict(x=X[4:]),
+    dict(scale=2.0),
+]  # fmt: skip
+DIFFERENT = [dict(x=X.half()), dict(x=X[1:]), dict(n=2**31), dict(n=-1)]
+
+
+@pytest.mark.parametrize("other", [*ALIKE, *DIFFERENT], ids=str)
+def test_what_a_call_remembers_is_what_triton_would_launch(kernel, other):
+    kernel_triton._memory.cache_clear()
+    for given in (USUAL, USUAL, USUAL | other, USUAL):
+        known = remembered(kernel, given)
+        args, options = apart(given)
+        expected = kernel.run(*args, grid=(3,), warmup=True, **options)
+        ((grid, launched),) = expected.launched
+        expected.launched.clear()
+        assert grid == (3, 1, 1) and addresses(launched) == [*addresses(args), options["C"], options["WHOLE"]]
+    compiled, _ = known["options"].compiled
+    assert compiled is expected
+
+
+def test_a_call_remembers_without_describing_its_arguments_again(kernel, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    remembered(kernel, USUAL)
+    monkeypatch.setattr(kernel_triton, "_signature", None)
+    remembered(kernel, USUAL | dict(n=8))
+    part = kernel_triton.Part(torch.zeros(80), 16, 64, torch.float32)
+    remembered(kernel, USUAL | dict(y=part))
+    compiled, _ = remembered(kernel, USUAL)["options"].compiled
+    assert [args[3] for _, args in compiled.launched] == [7, 8, 7, 7]
+    assert compiled.launched[2][1][1] == part.view().data_ptr() == part.whole[16:].data_ptr()
+
+
+def test_calls_of_other_kinds_remember_apart(kernel, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    memories = [remembered(kernel, USUAL), remembered(kernel, USUAL | dict(x=X.half())), remembered(kernel, USUAL, 1)]
+    monkeypatch.setattr(knobs.runtime, "debug", True)
+    memories.append(remembered(kernel, USUAL))
+    assert len({id(known) for known in memories}) == 4
+
+
+@pytest.mark.parametrize("watches", ["run", "launch_enter_hook", "launch_exit_hook", "pre_run_hook"])
+def test_who_watches_sees_what_a_call_remembers(kernel, watches, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    remembered(kernel, USUAL)
+    seen, compiled = [], kernel._compiled
+    if watches == "pre_run_hook":
+        kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
+    elif watches == "run":
+        kernel_run = JITFunction.run
+        monkeypatch.setattr(
+            JITFunction, "run", lambda *args, **more: seen.append(more["C"]) or kernel_run(*args, **more)
+        )
+    else:
+        monkeypatch.setattr(knobs.runtime, watches, lambda *_: None)
+        monkeypatch.setattr(kernel, "run", lambda *args, **more: seen.append(more["C"]), raising=False)
+    remembered(kernel, USUAL)
+    assert seen == [32] and compiled
+
+
+def test_tensors_of_two_devices_are_left_to_triton(kernel, monkeypatch):
+    other = X.clone()
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is other else 0)
+    for tensors in ([other], [X, other], [other, X]):
+        assert kernel_triton.remembered(tensors) == (None, {})
+
+
 def test_who_watches_sees_a_known_launch(kernel):
     args, options = apart(USUAL)
     kernel[(3,)](*args, **options)

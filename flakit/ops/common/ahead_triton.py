@@ -53,7 +53,8 @@ class Kernels:
 
     def forward(self, *args):
         *tensors, _, state, wants_final, cu_seqlens, chunk_size, keep = args
-        key = "forward", wants_final, keep, *_signature(tensors, state, cu_seqlens, chunk_size)
+        returned = isinstance(cu_seqlens, Packing) and cu_seqlens.returned
+        key = "forward", wants_final, keep, returned, *_signature(tensors, state, cu_seqlens, chunk_size)
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_forward, args)
@@ -103,8 +104,10 @@ class Kernels:
 
     def _rehearse_forward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
+        # Without a layout, which is not launched.
+        packing = cu_seqlens.anew() if isinstance(cu_seqlens, Packing) else cu_seqlens
+        args = *tensors, scale, _immediate(state), wants_final, packing, chunk_size, keep
         cu_seqlens = _offsets(cu_seqlens)
-        args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, saved = self._run_forward(*args)
         if keep and cu_seqlens is not None:

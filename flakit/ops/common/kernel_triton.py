@@ -32,6 +32,9 @@ CACHED = torch.version.hip is None
 MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
+RESTS = 2_000_000_011
+"""A threshold that the collector of cycles does not reach, and that nobody else sets."""
+
 TURN = threading.RLock()
 """A lock that a thread holds while Triton translates a kernel in Python; `release_turn` releases it for LLVM's work.
 
@@ -50,20 +53,21 @@ class Translated:
     """Mixin for Triton's kernel sources. Once a kernel is translated to Triton's IR, it releases `TURN` and starts the
     thread `launcher`, which builds the C function that launches the kernel while LLVM compiles the kernel.
 
-    Meanwhile Python's collector of cycles is off: a translation makes many objects, which set it off a hundred times,
-    for a tenth of the time, and hardly any of them are in cycles.
+    Meanwhile Python's collector of cycles rests: a translation makes many objects, which set it off a hundred times,
+    for a tenth of the time, and hardly any of them are in cycles. A threshold stops it, since other threads may enable
+    and disable it in between, and set thresholds of their own.
     """
 
     launcher: threading.Thread | None = None
 
     def make_ir(self, *args):
-        collects = gc.isenabled()
-        gc.disable()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(RESTS, *thresholds[1:])
         try:
             module = super().make_ir(*args)
         finally:
-            if collects:
-                gc.enable()
+            if gc.get_threshold()[0] == RESTS:
+                gc.set_threshold(*thresholds)
         release_turn()
         self.launcher = threading.Thread(target=self._build_launcher)
         self.launcher.start()

@@ -155,6 +155,10 @@ class Packing:
         self._laid_out: dict[tuple[int, int], Pieces] = {}
         self._offsets: Tensor | None = None
 
+    def anew(self) -> "Packing":
+        """Return the same packing, of which nothing is laid out."""
+        return Packing(self.cu_seqlens, self.T, self.returned)
+
     @property
     def offsets(self) -> Tensor:
         """The checked offsets, int32 [N + 2] as from `layout_kernel`, plus up to three elements of padding."""
