@@ -173,15 +173,29 @@ def test_no_cycles_are_collected_during_a_translation(changed, monkeypatch):
         gc.set_threshold(*thresholds)
 
 
-def test_of_kernels_of_as_many_arguments_the_last_is_compiled_first(run, monkeypatch):
+def test_kernels_of_most_arguments_are_compiled_first_and_of_one_kernel_the_last(run, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(ahead_triton, "triton_key", lambda: None)
-    jobs = [ahead_triton._Job(None, [n] * 2, {}, None) for n in range(3)]
+    tensor = ahead_triton._Address(torch.zeros(1))
+    # Kernels, how many tensors they have, how many could be none, and how many lengths.
+    launches = (
+        ("a", 2, 2, 0),
+        ("b", 4, 4, 0),
+        ("c", 2, 2, 9),
+        ("a", 2, 2, 0),
+        ("c", 2, 2, 9),
+        ("d", 1, 3, 0),
+        ("e", 2, 3, 0),
+    )
+    jobs = [
+        ahead_triton._Job(kernel, [n, *[tensor] * there, *[None] * (all - there), *[1] * lengths], {}, None)
+        for n, (kernel, there, all, lengths) in enumerate(launches)
+    ]
     order = []
     monkeypatch.setattr(ahead_triton._Job, "run", lambda job: order.append(job.args[0]))
-    for futures in ahead_triton._begin(jobs[:2], jobs[2:]):
+    for futures in ahead_triton._begin(jobs[:3], jobs[3:]):
         ahead_triton.wait(futures)
-    assert order == [2, 1, 0]
+    assert order == [1, 6, 5, 3, 0, 4, 2]
 
 
 def test_a_launcher_is_built_while_its_kernel_is_compiled(monkeypatch):
