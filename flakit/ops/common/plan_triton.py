@@ -141,7 +141,9 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
+    def states(
+        self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, units=None, remainders=None, mild=None
+    ):  # fmt: skip
         """Compute the state entering each chunk (reverse: the gradient leaving it), as `Stored`, and which chunks are
         mild, int32, chunks x H x NK numbers (reverse: None).
 
@@ -153,6 +155,7 @@ class ChunkPlan:
         zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
         launch, and `Stored` states of each are returned.
+        units [B, T, G H]: factors of the rows of x, not of beside's; None: 1.
         remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
         (`store_state`). mild: the tensor to be filled and returned as the second result, if it is allocated already.
         """
@@ -181,7 +184,7 @@ class ChunkPlan:
             where = *pieces, *where[2:]
         grid = (NK * NV * self.H * parts,)
         if parts > self.N or callable(first):
-            entering = self._start_parts(inputs, w, scale, parts, where, grid, common)()
+            entering = self._start_parts(inputs, units, w, scale, parts, where, grid, common)()
             inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         streams = [
             (x, y, S.states, S.scales, S.mild_scales, first, last)
@@ -189,7 +192,7 @@ class ChunkPlan:
         ]
         _, _, first, last = inputs[0]
         stream_kernel[grid](
-            *_pair(streams), remainders, w, None, mild, scale, *where, TOTALS=False, IN_PARTS=parts > self.N,
+            *_pair(streams), units, remainders, w, None, mild, scale, *where, TOTALS=False, IN_PARTS=parts > self.N,
             HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
         )  # fmt: skip
         return (stored if beside else stored[0]), mild
@@ -228,18 +231,18 @@ class ChunkPlan:
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, parts_before, cu_seqlens, parts_before, self.T, tokens // self.C)
         grid = (NK * NV * self.H * parts,)
-        finish = self._start_parts([(x, y, first, None)], w, scale, parts, where, grid, common)
+        finish = self._start_parts([(x, y, first, None)], None, w, scale, parts, where, grid, common)
         return lambda: finish()[0]
 
-    def _start_parts(self, inputs, w, scale, parts, where, grid, common):
+    def _start_parts(self, inputs, units, w, scale, parts, where, grid, common):
         """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
-        that waits for `first` and returns a list of [parts, H, K, V]. where, grid, common: positions, grid and keyword
-        arguments of `stream_kernel`; others as in `start_parts`."""
+        that waits for `first` and returns a list of [parts, H, K, V]. units: as of `states`. where, grid, common:
+        positions, grid and keyword arguments of `stream_kernel`; others as in `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         stream_kernel[grid](
-            *_pair(totals), None, w, decay, None, scale, *where,
+            *_pair(totals), units, None, w, decay, None, scale, *where,
             TOTALS=True, IN_PARTS=True, HAS_FIRST=False, WANTS_LAST=False, **common,
         )  # fmt: skip
         _, parts_before, *_ = where

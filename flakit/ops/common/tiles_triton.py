@@ -98,6 +98,25 @@ def scaled(x):
 
 
 @triton.jit
+def row_units(units, start, end, i_h, H: tl.constexpr, C: tl.constexpr):
+    """Load what `store_in_units` stored of a chunk's rows in units [rows, H], [C]; ones outside the sequence."""
+    o_c = tl.arange(0, C)
+    return tl.load(units + start * H + i_h + o_c * H, mask=o_c < end - start, other=1.0)
+
+
+@triton.jit
+def store_in_units(p, units, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+                   BD: tl.constexpr):  # fmt: skip
+    """Store float32 x [C, D] in float16 where `load_tile` loads it, `scaled` by row, and the rows' powers of two in
+    units [rows, H]. Return what was stored, in float32."""
+    x, unit = scaled(x)
+    store_tile(p, x, start, end, i_h, 0, H, D, C, BD)
+    o_c = tl.arange(0, C)
+    tl.store(units + start * H + i_h + o_c * H, unit, mask=o_c < end - start)
+    return x.to(tl.float32) * unit[:, None]
+
+
+@triton.jit
 def store_state(states, scales, i, b_S, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
                 BV: tl.constexpr, SCALED: tl.constexpr, mild_scales=None, half=None, remainders=None):  # fmt: skip
     """Store a tile b_S [BK, BV] of state i of `states` [states, K, V]. SCALED: in float16, `scaled` by row.

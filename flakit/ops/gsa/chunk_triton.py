@@ -227,31 +227,33 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     mild = logits[-flags:].view(torch.int32)
     hk, hv = plan.unpacked(hk, K), plan.unpacked(hv, V)
     slots = *q.shape[:3], plan.M
-    p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
-    dscores, reads = plan.empty(slots), plan.empty(slots)
+    p, dscores = (plan.empty(slots, dtype=torch.float16 if plan.scaled else torch.float32) for _ in range(2))
+    units = plan.empty(slots[:-1]) if plan.scaled else None
+    reads = plan.empty(slots)
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
+        v, s, g, do, hv, logits, mild, p, dscores, units, reads, scale, SCALED=plan.scaled,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
     first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
     (dhk, dhv), _ = plan.states(
-        dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
-    )
+        dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv),
+        units=units,
+    )  # fmt: skip
     ds, dg = torch.empty_like(s), torch.empty_like(g)
-    blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
+    blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, units, reads, mild, ds, dg)
     plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)
     plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, SCALED=plan.scaled)
     del reads, args  # the next gradients reuse its memory
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=V),
-        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, SCALED=plan.scaled, apart=plan.G > 1,
+        p, None, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, SCALED=plan.scaled, apart=plan.G > 1,
     )  # fmt: skip
     del p, dhv
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=K),
-        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, SCALED=plan.scaled, apart=plan.G > 1,
+        dscores, units, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, SCALED=plan.scaled, apart=plan.G > 1,
     )  # fmt: skip
     return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)
