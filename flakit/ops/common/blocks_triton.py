@@ -6,6 +6,7 @@ Operands of products of 16-bit inputs are often split: x is stored as high + low
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .dispatch import interpreted
 from .kernel_triton import launched
@@ -27,6 +28,20 @@ def program(BLOCKS: tl.constexpr):
     """
     i = tl.program_id(0)
     return i % BLOCKS, i // BLOCKS
+
+
+@triton.jit
+def beside(OVERLAPS: tl.constexpr, FIRST: tl.constexpr):
+    """Let the next launch begin once every program of this one has: one that computes the rest of the same results.
+
+    That launch, which is not FIRST, needs nothing of the one before it, but its end has to mean that both have ended.
+    So one of its programs waits for the one before it.
+    """
+    if OVERLAPS:
+        gdc_launch_dependents()
+        if not FIRST:
+            if tl.program_id(0) == 0:
+                gdc_wait()
 
 
 @triton.jit

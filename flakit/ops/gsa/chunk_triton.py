@@ -53,7 +53,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from ..common.kernel_triton import Options, launch
-from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
+from ..common.launch import CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, Launch, cdiv, chip_of
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
@@ -76,7 +76,10 @@ class _Plan(ChunkPlan):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
         self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
-        self.device = s.device
+        self.device, chip = s.device, chip_of(s)
+        self.overlaps = chip is not None and chip.capability >= OVERLAPS
+        # Measured for the kernels of 33 to 64 slots alone.
+        self.two_stages = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
 
     @cached_property
     def inside(self) -> tuple:
@@ -99,7 +102,7 @@ class _Plan(ChunkPlan):
         """
         sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()),
+            self.packing is not None, tuple(blocks.items()), self.overlaps, self.two_stages and not steep,
         )  # fmt: skip
         if steep:
             options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
@@ -145,17 +148,22 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
 @lru_cache(1024)
 def _options(
     row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
-    **more,
+    overlaps: bool, two_stages: bool, **more,
 ) -> tuple[Options, int]:  # fmt: skip
     """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
     `blocks`."""
     options = Options(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
-        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
+        OVERLAPS=overlaps, num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
     )  # fmt: skip
+    if overlaps and not more.get("MILD"):
+        options["launch_pdl"] = True
     for name, size in blocks:
         options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
-    return options, math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
+    block_count = math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
+    if two_stages and block_count > 1:
+        options["num_stages"] = max(row.num_stages, 2)
+    return options, block_count
 
 
 def _slot_rows(states) -> tuple:

@@ -7,6 +7,7 @@ from ..common.bands_triton import turned
 from ..common.blocks_triton import (
     add_products,
     add_sums,
+    beside,
     diagonal,
     input_terms,
     kernel,
@@ -147,7 +148,7 @@ def output_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores of p
     with s, logits q's reads of hk (KEEP: stored), e^{to start} the decay since the chunk's start.
@@ -159,6 +160,7 @@ def output_kernel(
     hk and hv are float16, for float32 inputs float32 without scales (None)
     mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; ones: `sums_of_rows`
     """
+    beside(OVERLAPS, MILD)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
@@ -198,7 +200,7 @@ def softmax_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute p, scale dscores = scale p (dp - <p, dp>), where dp is do's read, and reads for one chunk and query head.
 
@@ -210,6 +212,7 @@ def softmax_grads_kernel(
     units [B, T, H G], for float32 inputs None; hv [chunks, H, M, V], hv_scales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
+    beside(OVERLAPS, MILD)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
@@ -272,7 +275,7 @@ def slot_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute ds and dg for one chunk of mild blocks and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
 
@@ -286,6 +289,7 @@ def slot_grads_kernel(
     hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V]
     *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
     """
+    beside(OVERLAPS, MILD)
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     flag = mildest(mild, i_c * H + i_h, FLAGS)
@@ -361,7 +365,7 @@ def pass_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute a pass's gradients for one chunk and head: x = p, y = v, z = do; FIRST: x = scale dscores, y = k, z = q.
 
@@ -375,6 +379,7 @@ def pass_grads_kernel(
     states, dstates [chunks, H, M, D], scales, dscales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
+    beside(OVERLAPS, MILD)
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     OWN_BLOCKS: tl.constexpr = BLOCKS if G == 1 else 1
     i_b, i = program(BLOCKS // OWN_BLOCKS)
