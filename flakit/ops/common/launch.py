@@ -61,9 +61,9 @@ SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 10
 """Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row:
 A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like."""
 
-TWO_STAGES = 112 * 1024
+TWO_STAGES = 208 * 1024
 """Bytes of shared memory a block from which on GSA's kernels inside chunks load a block of K or V while they compute
-with the one before it: for heads of 512 they take 90 to 106 KB."""
+with the one before it. Then two programs, as many as registers allow on a multiprocessor, take 176 to 208 KB."""
 
 OVERLAPS = 90
 """Least compute capability of chips on which a launch can begin before the one before it has ended."""

@@ -102,7 +102,7 @@ class _Plan(ChunkPlan):
         """
         sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()), self.overlaps, self.two_stages and not steep,
+            self.packing is not None, tuple(blocks.items()), self.overlaps, self.two_stages and not steep and not apart,
         )  # fmt: skip
         if steep:
             options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
