@@ -62,7 +62,7 @@ class ChunkPlan:
             self.N, self.chunks = packing.N, packing.capacity(self.C)
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
-        self.flags = flags or cdiv(self.rows, block(self.rows, TABLE[f"{op}.stream", self.width].BK))
+        self.flags = flags or self.sizes("stream")[1]
 
     @cached_property
     def at_once(self) -> int:
@@ -101,7 +101,7 @@ class ChunkPlan:
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
+        return self.chunks * self.H * self.rows * self.sizes("stream", V)[2]
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if

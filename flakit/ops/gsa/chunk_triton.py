@@ -75,7 +75,8 @@ class _Plan(ChunkPlan):
     def __init__(self, q, v, s, packing, chunk_size):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
-        self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
+        limit = TABLE[f"{self.op}.stream", self.width].BV
+        self.scale_block = block_of(self.C, limit, limit)
         self.device, chip = s.device, chip_of(s)
         self.overlaps = chip is not None and chip.capability >= OVERLAPS
         # Measured for the kernels of 33 to 64 slots alone.
@@ -159,7 +160,7 @@ def _options(
     if overlaps and not more.get("MILD"):
         options["launch_pdl"] = True
     for name, size in blocks:
-        options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
+        options |= {name: size, f"B{name}": block_of(C, size, min(row.BV, BS))}  # a row has one scale a block
     block_count = math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
     if two_stages and block_count > 1:
         options["num_stages"] = max(row.num_stages, 2)

@@ -159,10 +159,10 @@ def is_empty(states, scales, i, there, M: tl.constexpr, D: tl.constexpr, BM: tl.
     if SCALED:
         empty = is_zero(scales, i, there, 0, M, D, BM, BS)
     else:
-        largest = tl.zeros([BM], dtype=tl.float32)
-        for i_d in range(0, (D + BD - 1) // BD):
-            largest = tl.maximum(largest, tl.max(tl.abs(memory(states, i, there, i_d, M, D, BM, BD)), 1))
-        empty = largest == 0.0
+        filled = tl.zeros([BM], dtype=tl.int32)
+        for i_d in range(0, (D + BD - 1) // BD):  # a maximum would pass over NaN
+            filled |= tl.max((memory(states, i, there, i_d, M, D, BM, BD) != 0.0).to(tl.int32), 1)
+        empty = filled == 0
     return empty
 
 
