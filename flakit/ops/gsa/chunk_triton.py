@@ -39,10 +39,12 @@ error of a factor e^x, x 2^-24. So the bounds of a mild chunk are narrower (`til
 In a chunk of mild blocks the decay's gradient is a difference of two sums over rows, of reads and of their counterparts
 at the keys. In a mild chunk of 16-bit inputs both come from the same split operands, with all four products of their
 parts, and are summed in three parts, which hold all of float32: the same products are added and subtracted, and only
-float32 accumulation can differ. In smaller blocks a token's read of itself, which has no decay, is computed in float32
-on both sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient does. The forward
-(scores) and softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the
-gradient may be far smaller than such a difference: there each term carries its own decay (`steep_triton`).
+float32 accumulation can differ. (dscores of 16-bit inputs go from launch to launch in float16 with a power of two for
+each row; the sums of the reads contain them as stored.) In smaller blocks a token's read of itself, which has no decay,
+is computed in float32 on both sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient
+does. The forward (scores) and softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a
+steep chunk the gradient may be far smaller than such a difference: there each term carries its own decay
+(`steep_triton`).
 
 A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton would merge equal loads, or hoist them.
 """
@@ -95,11 +97,13 @@ class _Plan(ChunkPlan):
         self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
         """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: once for mild
-        chunks (MILD), then for the others; each launch skips the chunks of the other.
+        chunks (MILD), then for the others; each launch skips the chunks of the other, and where the chip can, the
+        second begins while the last programs of the first run (`blocks_triton.beside`).
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
-        the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
+        the kernel is for steep chunks alone, of which a program checks `at_once`, and follows the others of its
+        results; more: further keyword arguments.
         """
         sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
