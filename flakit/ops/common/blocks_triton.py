@@ -31,17 +31,19 @@ def program(BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def beside(OVERLAPS: tl.constexpr, FIRST: tl.constexpr):
-    """Let the next launch begin once every program of this one has: one that computes the rest of the same results.
+def end_after_last(OVERLAPS: tl.constexpr):
+    """Of a launch that OVERLAPS with the one before it, whose results it does not need: let one program wait for that
+    one. Then its end means that both have ended, and what follows may use the results of both."""
+    if OVERLAPS:
+        if tl.program_id(0) == 0:
+            gdc_wait()
 
-    That launch, which is not FIRST, needs nothing of the one before it, but its end has to mean that both have ended.
-    So one of its programs waits for the one before it.
-    """
+
+@triton.jit
+def let_next_begin(OVERLAPS: tl.constexpr):
+    """Let the next launch begin when all programs of this one that have work are here, if it OVERLAPS with this one."""
     if OVERLAPS:
         gdc_launch_dependents()
-        if not FIRST:
-            if tl.program_id(0) == 0:
-                gdc_wait()
 
 
 @triton.jit

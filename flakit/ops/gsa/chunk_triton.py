@@ -81,8 +81,8 @@ class _Plan(ChunkPlan):
         self.scale_block = block_of(self.C, limit, limit)
         self.device, chip = s.device, chip_of(s)
         self.overlaps = chip is not None and chip.capability >= OVERLAPS
-        # Measured for the kernels of 33 to 64 slots alone.
-        self.two_stages = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
+        roomy = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
+        self.two_stages = ("output", "pass_grads") if roomy else ()
 
     @cached_property
     def inside(self) -> tuple:
@@ -98,7 +98,7 @@ class _Plan(ChunkPlan):
     ) -> None:
         """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: once for mild
         chunks (MILD), then for the others; each launch skips the chunks of the other, and where the chip can, the
-        second begins while the last programs of the first run (`blocks_triton.beside`).
+        second begins while the last programs of the first run (`end_after_last`).
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
@@ -107,7 +107,7 @@ class _Plan(ChunkPlan):
         """
         sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()), self.overlaps, self.two_stages and not steep and not apart,
+            self.packing is not None, tuple(blocks.items()), self.overlaps, name in self.two_stages and not apart,
         )  # fmt: skip
         if steep:
             options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)

@@ -7,10 +7,11 @@ from ..common.bands_triton import turned
 from ..common.blocks_triton import (
     add_products,
     add_sums,
-    beside,
     diagonal,
+    end_after_last,
     input_terms,
     kernel,
+    let_next_begin,
     program,
     split,
 )
@@ -160,13 +161,15 @@ def output_kernel(
     hk and hv are float16, for float32 inputs float32 without scales (None)
     mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; ones: `sums_of_rows`
     """
-    beside(OVERLAPS, MILD)
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -212,13 +215,15 @@ def softmax_grads_kernel(
     units [B, T, H G], for float32 inputs None; hv [chunks, H, M, V], hv_scales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
-    beside(OVERLAPS, MILD)
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -289,12 +294,14 @@ def slot_grads_kernel(
     hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V]
     *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
     """
-    beside(OVERLAPS, MILD)
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if flag != 1 + MILD:
         return
+    let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -379,7 +386,8 @@ def pass_grads_kernel(
     states, dstates [chunks, H, M, D], scales, dscales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
-    beside(OVERLAPS, MILD)
+    if not MILD:
+        end_after_last(OVERLAPS)
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     OWN_BLOCKS: tl.constexpr = BLOCKS if G == 1 else 1
     i_b, i = program(BLOCKS // OWN_BLOCKS)
@@ -387,6 +395,7 @@ def pass_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import add_products, add_sums, beside, diagonal, kernel, sums
+from ..common.blocks_triton import add_products, add_sums, diagonal, end_after_last, kernel, sums
 from ..common.pairs_triton import (
     halves,
     masked,
@@ -106,7 +106,7 @@ def steep_slot_grads_kernel(
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `inside_triton.slot_grads_kernel`; with float32 inputs, memories are float32 and scales None.
     """
-    beside(OVERLAPS, False)
+    end_after_last(OVERLAPS)
     BD: tl.constexpr = max(BK, BV)
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if all_mild(mild, first, total, AT_ONCE, FLAGS):
