@@ -6,6 +6,7 @@ Operands of products of 16-bit inputs are often split: x is stored as high + low
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .dispatch import interpreted
 from .kernel_triton import launched
@@ -27,6 +28,22 @@ def program(BLOCKS: tl.constexpr):
     """
     i = tl.program_id(0)
     return i % BLOCKS, i // BLOCKS
+
+
+@triton.jit
+def end_after_last(OVERLAPS: tl.constexpr):
+    """Of a launch that OVERLAPS with the one before it, whose results it does not need: let one program wait for that
+    one. Then its end means that both have ended, and what follows may use the results of both."""
+    if OVERLAPS:
+        if tl.program_id(0) == 0:
+            gdc_wait()
+
+
+@triton.jit
+def let_next_begin(OVERLAPS: tl.constexpr):
+    """Let the next launch begin when all programs of this one that have work are here, if it OVERLAPS with this one."""
+    if OVERLAPS:
+        gdc_launch_dependents()
 
 
 @triton.jit

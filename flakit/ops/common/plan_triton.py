@@ -67,7 +67,7 @@ class ChunkPlan:
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.known: dict = {}
         # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
-        self.flags = flags or cdiv(self.rows, block(self.rows, TABLE[f"{op}.stream", self.width].BK))
+        self.flags = flags or self.sizes("stream")[1]
 
     def remember(self, *tensors: torch.Tensor) -> None:
         """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes. Sizes of
@@ -112,7 +112,7 @@ class ChunkPlan:
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
+        return self.chunks * self.H * self.rows * self.sizes("stream", V)[2]
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
@@ -155,7 +155,9 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
+    def states(
+        self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, units=None, remainders=None, mild=None
+    ):  # fmt: skip
         """Compute the state entering each chunk (reverse: the gradient leaving it), as `Stored`, and which chunks are
         mild, int32, chunks x H x NK numbers (reverse: None).
 
@@ -167,6 +169,7 @@ class ChunkPlan:
         zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
         launch, and `Stored` states of each are returned.
+        units [B, T, G H]: factors of the rows of x, not of beside's; None: 1.
         remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
         (`store_state`). mild: the tensor to be filled and returned as the second result, if it is allocated already.
         """
@@ -187,14 +190,14 @@ class ChunkPlan:
             _, *pieces = self.packing.pieces(self.C * L)
             where = *pieces, *where[2:]
         if parts > self.N or callable(first):
-            entering = self._start_parts(inputs, w, scale, parts, where, programs * parts, options, reverse)()
+            entering = self._start_parts(inputs, units, w, scale, parts, where, programs * parts, options, reverse)()
             inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         args = []
         for (x, y, first, last), S in zip(inputs, stored, strict=True):
             args += x, y, S.states, S.scales, S.mild_scales, first, last
         _, _, first, last = inputs[0]
         launch(
-            stream_kernel, programs * parts, [*_filled(args), remainders, w, None, mild, scale, *where],
+            stream_kernel, programs * parts, [*_filled(args), units, remainders, w, None, mild, scale, *where],
             options(False, parts > self.N, first, last is not None), self.current_stream,
         )  # fmt: skip
         return (stored if beside else stored[0]), mild
@@ -257,20 +260,21 @@ class ChunkPlan:
         where = (sequence_of_part, parts_before, cu_seqlens, parts_before, self.T, tokens // self.C)
         options, (programs, _) = partial(self._stream_options, columns, 1, reverse, False), self._stream_blocks(columns)
         inputs = [(x, y, first, None)]
-        finish = self._start_parts(inputs, w, scale, parts, where, programs * parts, options, reverse)
+        finish = self._start_parts(inputs, None, w, scale, parts, where, programs * parts, options, reverse)
         return lambda: finish()[0]
 
-    def _start_parts(self, inputs, w, scale, parts, where, programs, options, reverse):
+    def _start_parts(self, inputs, units, w, scale, parts, where, programs, options, reverse):
         """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
-        that waits for `first` and returns a list of [parts, H, K, V]. where, programs, options: of `stream_kernel`,
-        positions, number and `_stream_options` of these states; others as in `start_parts`."""
+        that waits for `first` and returns a list of [parts, H, K, V]. units: as of `states`. where, programs,
+        options: of `stream_kernel`, positions, number and `_stream_options` of these states; others as in
+        `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         args = []
         for (x, y, _, _), S in zip(inputs, entering, strict=True):
             args += x, y, S, None, None, None, None
         launch(
-            stream_kernel, programs, [*_filled(args), None, w, decay, None, scale, *where],
+            stream_kernel, programs, [*_filled(args), units, None, w, decay, None, scale, *where],
             options(True, True, None, False), self.current_stream,
         )  # fmt: skip
         _, parts_before, *_ = where
