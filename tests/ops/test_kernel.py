@@ -187,6 +187,29 @@ def test_tensors_of_two_devices_are_left_to_triton(kernel, monkeypatch):
         assert kernel_triton.remembered(tensors) == (None, {})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+@pytest.mark.parametrize("states", [False, True], ids=["", "states"])
+def test_a_remembered_call_of_gsa_launches_what_the_first_does(kernel, dtype, packed, states, monkeypatch):
+    from tests.ops.gsa.configurations import Launches, chunk
+
+    def run(compiled, x, y, z, stream, function, packed, metadata, enter, leave, *args):
+        numbers = [x if x is None or isinstance(x, (float, str)) or x < 2**31 else "address" for x in addresses(args)]
+        launched.append((id(compiled), (x, y, z), numbers))
+
+    kernel_triton._memory.cache_clear()
+    monkeypatch.setattr(Compiled, "run", run)
+    calls = []
+    for T in (100, 100, 90):
+        launched = []
+        Launches(chunk, dtype, 128, 128, T=T, packed=packed, states=states).run(90)
+        calls.append(launched)
+        monkeypatch.setattr(kernel_triton, "_signature", lambda *_: pytest.fail("described again"))
+    first, again, shorter = calls
+    assert first == again and len(first) >= 13
+    assert [compiled for compiled, _, _ in shorter] == [compiled for compiled, _, _ in first] and shorter != first
+
+
 def test_who_watches_sees_a_known_launch(kernel):
     args, options = apart(USUAL)
     kernel[(3,)](*args, **options)
