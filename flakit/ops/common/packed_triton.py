@@ -219,7 +219,7 @@ class Packing:
 def _launch(kernel, programs: int, args: list, tensors: list[Tensor], *kind: int) -> None:
     """Launch a kernel of this module. tensors: the arguments in whose dtypes calls may differ; kind: what else they may
     differ in, but for numbers, since Triton specializes the kernels on none."""
-    stream, known = remembered(tensors, kernel, *kind)
+    stream, known = remembered(tensors, kernel.fn, *kind)
     options = known.get("options")
     if options is None:
         options = known["options"] = Options(BLOCK=BLOCK)
