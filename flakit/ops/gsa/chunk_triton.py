@@ -80,7 +80,8 @@ class _Plan(ChunkPlan):
         limit = TABLE[f"{self.op}.stream", self.width].BV
         self.scale_block = block_of(self.C, limit, limit)
         self.device, chip = s.device, chip_of(s)
-        self.overlaps = chip is not None and chip.capability >= OVERLAPS
+        # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
+        self.overlaps = chip is not None and chip.capability >= OVERLAPS and self.scaled
         roomy = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
         self.two_stages = ("output", "pass_grads") if roomy else ()
 
@@ -102,12 +103,11 @@ class _Plan(ChunkPlan):
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
-        the kernel is for steep chunks alone, of which a program checks `at_once`, and follows the others of its
-        results; more: further keyword arguments.
+        the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
         sizes = (
             TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()), self.overlaps, name in self.two_stages and not apart,
+            self.packing is not None, tuple(blocks.items()), name in self.two_stages and not apart,
         )  # fmt: skip
         if steep:
             options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
@@ -115,7 +115,8 @@ class _Plan(ChunkPlan):
             launch(kernel, (cdiv(self.chunks * heads, self.at_once),), flat, options)
             return
         for mild in (True, False):
-            options, block_count = _options(*sizes, MILD=mild, **more)
+            early = {"launch_pdl": True} if self.overlaps and not mild else {}
+            options, block_count = _options(*sizes, MILD=mild, OVERLAPS=self.overlaps, **early, **more)
             programs = self.chunks * heads * (block_count if apart else 1)
             launch(kernel, (programs,), [*self.flattened(args, mild), *self.inside], options)
 
@@ -153,16 +154,14 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
 @lru_cache(1024)
 def _options(
     row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
-    overlaps: bool, two_stages: bool, **more,
+    two_stages: bool, **more,
 ) -> tuple[Options, int]:  # fmt: skip
     """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
     `blocks`."""
     options = Options(
         H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
-        OVERLAPS=overlaps, num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
+        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
     )  # fmt: skip
-    if overlaps and not more.get("MILD"):
-        options["launch_pdl"] = True
     for name, size in blocks:
         options |= {name: size, f"B{name}": block_of(C, size, min(row.BV, BS))}  # a row has one scale a block
     block_count = math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
