@@ -204,12 +204,14 @@ def test_gsa_takes_two_stages_where_two_programs_fit_and_heads_have_several_bloc
 
 @pytest.mark.parametrize("chip", SHARED_MEMORY)
 def test_launches_of_gsas_results_overlap_from_hopper_on(chip):
-    """The first of them waits for whatever came before it."""
-    configuration = CONFIGURED["gsa"].CONFIGURATIONS["bf16-K128-V128-M64"]
-    inside = [launch for launch in configuration.kernels(chip) if "OVERLAPS" in launch.options]
-    assert len(inside) == 11 and {launch.options["OVERLAPS"] for launch in inside} == {chip >= 90}
-    for launch in inside:
-        assert launch.options.get("launch_pdl", False) == (chip >= 90 and not launch.options.get("MILD", False))
+    """The second of each pair, and no other launch, begins before the one before it has ended."""
+    for name, overlaps in ("bf16-K128-V128-M64", chip >= 90), ("f32-K128-V128-M64", False):
+        found = CONFIGURED["gsa"].CONFIGURATIONS[name].kernels(chip)
+        pairs = [launch for launch in found if "MILD" in launch.options]
+        assert len(pairs) == 10 and {launch.options["OVERLAPS"] for launch in pairs} == {overlaps}
+        for launch in found:
+            second = not launch.options.get("MILD", True)
+            assert launch.options.get("launch_pdl", False) == (overlaps and second)
 
 
 def test_every_row_of_the_launch_table_is_compiled():

@@ -6,7 +6,7 @@ Operands of products of 16-bit inputs are often split: x is stored as high + low
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .dispatch import interpreted
 from .kernel_triton import launched
@@ -32,16 +32,22 @@ def program(BLOCKS: tl.constexpr):
 
 @triton.jit
 def end_after_last(OVERLAPS: tl.constexpr):
-    """Of a launch that OVERLAPS with the one before it, whose results it does not need: let one program wait for that
-    one. Then its end means that both have ended, and what follows may use the results of both."""
-    if OVERLAPS:
-        if tl.program_id(0) == 0:
-            gdc_wait()
+    """Of a launch that OVERLAPS with the one before it and needs none of its results: let one program wait for that
+    one. Then the end of this launch means that both have ended, and what follows may use the results of both."""
+    if OVERLAPS:  # `gdc_wait` of program 0, without a branch
+        tl.inline_asm_elementwise(
+            "{ .reg .pred first; setp.eq.s32 first, $1, 0; @first griddepcontrol.wait; mov.b32 $0, 0; }",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
 def let_next_begin(OVERLAPS: tl.constexpr):
-    """Let the next launch begin when all programs of this one that have work are here, if it OVERLAPS with this one."""
+    """Let a next launch that OVERLAPS with this one begin when every program of this one is here or has no work."""
     if OVERLAPS:
         gdc_launch_dependents()
 

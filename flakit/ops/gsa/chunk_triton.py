@@ -80,7 +80,8 @@ class _Plan(ChunkPlan):
         limit = TABLE[f"{self.op}.stream", self.width].BV
         self.scale_block = block_of(self.C, limit, limit)
         self.device, chip = s.device, chip_of(s)
-        self.overlaps = chip is not None and chip.capability >= OVERLAPS
+        # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
+        self.overlaps = chip is not None and chip.capability >= OVERLAPS and self.scaled
         roomy = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
         self.two_stages = ("output", "pass_grads") if roomy else ()
 
@@ -102,8 +103,7 @@ class _Plan(ChunkPlan):
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
-        the kernel is for steep chunks alone, of which a program checks `at_once`, and follows the others of its
-        results; more: further keyword arguments.
+        the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
         programs = self.chunks * heads
         if steep:
@@ -129,11 +129,12 @@ class _Plan(ChunkPlan):
             common = dict(
                 H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=self.scale_block,
                 FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
-                OVERLAPS=self.overlaps, num_warps=row.num_warps, maxnreg=row.maxnreg,
-                num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
+                num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
+                maxnreg=row.maxnreg,
             )  # fmt: skip
-            after = dict(launch_pdl=True) if self.overlaps else {}
-            paths = [after] if "AT_ONCE" in more else [dict(MILD=True), dict(MILD=False) | after]
+            early = dict(launch_pdl=True) if self.overlaps else {}
+            both = dict(MILD=True, OVERLAPS=self.overlaps), dict(MILD=False, OVERLAPS=self.overlaps, **early)
+            paths = ({},) if "AT_ONCE" in more else both
             found = [(Options(**common, **blocks, **sizes, **path, **more), count) for path in paths]
             self.known[key] = found
         return found

@@ -169,7 +169,8 @@ def output_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    let_next_begin(OVERLAPS)
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -223,7 +224,8 @@ def softmax_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    let_next_begin(OVERLAPS)
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -301,7 +303,8 @@ def slot_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if flag != 1 + MILD:
         return
-    let_next_begin(OVERLAPS)
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -395,7 +398,8 @@ def pass_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
-    let_next_begin(OVERLAPS)
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.blocks_triton import add_products, add_sums, diagonal, end_after_last, kernel, sums
+from ..common.blocks_triton import add_products, add_sums, diagonal, kernel, sums
 from ..common.pairs_triton import (
     halves,
     masked,
@@ -93,7 +93,6 @@ def steep_slot_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute ds and dg for one chunk and head. In registers: z y^T [C, C]; x, ds, dg [C, BM].
 
@@ -106,7 +105,6 @@ def steep_slot_grads_kernel(
     Each program checks AT_ONCE pairs of chunk and head, and computes those that are not mild. chunks: of all sequences.
     Shapes as in `inside_triton.slot_grads_kernel`; with float32 inputs, memories are float32 and scales None.
     """
-    end_after_last(OVERLAPS)
     BD: tl.constexpr = max(BK, BV)
     first, total = tl.program_id(0) * AT_ONCE, chunks * H
     if all_mild(mild, first, total, AT_ONCE, FLAGS):
