@@ -79,6 +79,7 @@ class Check:
     essential: bool = True  # False: something else does its work here, as a GPU does the interpreter's
     dtype: str = "float32"  # of the inputs
     channels: int | None = None  # of each head, where heads of other sizes have other kernels
+    slots: int | None = None  # of GSA, where chunks of more slots are longer
 
     @property
     def level(self) -> str:
@@ -121,6 +122,7 @@ class Diagnosis(JupyterMixin):
             error = escape(x.failure) if x.error is None else f"{x.error:.0e} in {x.tensor}"
             time = f"{1000 * x.seconds:.0f} ms"
             form = x.form if x.channels is None else f"{x.form}, heads of {x.channels}"
+            form += f", {x.slots} slots" * (x.slots is not None)
             checks.add_row(_badge(x.level), OPERATORS[x.operator].label, form, x.dtype, x.backend, error, time)
         yield checks
         if not self.works:
@@ -337,14 +339,18 @@ def check_operators() -> Iterator[Check]:
 
 def check_on(backend: str, device: str) -> Iterator[Check]:
     """Run every operator and form on a few tokens in float32, on a GPU also in bfloat16; yield a `Check` each. Chunks
-    of RWKV6 and RWKV7 also run with heads of 64 channels, for which Triton has other kernels. GSA runs with 32 slots
-    alone, so not in its chunks of 64."""
+    of RWKV6 and RWKV7 also run with heads of 64 channels, for which Triton has other kernels, and those of GSA with 64
+    slots, of which its chunks have 64 tokens."""
     for name, op in OPERATORS.items():
         for form in op.forms:
-            for channels in (None, 64) if backend == "triton" and form == "chunk" and name != "gsa" else (None,):
-                K, V = (channels, channels) if channels else (16, 24)
-                tensors = inputs(op, T=20, H=1, K=K, V=V, initial_state=True, device=device)
-                yield _checked(name, form, backend, device, tensors, channels)
+            cases = [{}]
+            if backend == "triton" and form == "chunk":
+                cases.append({"T": 70, "M": 64} if name == "gsa" else {"K": 64, "V": 64})
+            for sizes in cases:
+                sizes = {"T": 20, "K": 16, "V": 24} | sizes
+                tensors = inputs(op, H=1, **sizes, initial_state=True, device=device)
+                channels = sizes["K"] if sizes["K"] == 64 else None
+                yield _checked(name, form, backend, device, tensors, channels, sizes.get("M"))
     if backend == "triton" and device == "cuda":
         yield from check_16_bits(device)
 
@@ -353,22 +359,27 @@ def check_16_bits(device: str) -> Iterator[Check]:
     """Run the kernels for 16-bit inputs, which differ from those for float32; yield a `Check` each. Of the heads of 64
     channels, one has a model's decays and one has -20 (natural log), so that the fast path through a chunk, for weak
     decays, and the general path both run. RWKV6 and RWKV7 also run in chunks with heads of 80 channels, which have
-    their own kernels. The interpreter cannot multiply bfloat16 and gets float16."""
+    their own kernels, and GSA with 64 slots. The interpreter cannot multiply bfloat16 and gets float16."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
     for name, op in OPERATORS.items():
         for form in op.forms:
-            for channels in (64, 80) if form == "chunk" and name != "gsa" else (None,):
+            cases = [(None, None)]
+            if form == "chunk":
+                cases = [(None, None), (None, 64)] if name == "gsa" else [(64, None), (80, None)]
+            for channels, slots in cases:
                 K = channels or 64
-                tensors = inputs(op, T=70, H=2, K=K, V=K, dtype=dtype, initial_state=True, device=device)
+                tensors = inputs(op, T=70, H=2, K=K, V=K, M=slots, dtype=dtype, initial_state=True, device=device)
                 tensors[op.decay][:, :, 1] = -20.0
-                yield _checked(name, form, "triton", device, tensors, channels)
+                yield _checked(name, form, "triton", device, tensors, channels, slots)
 
 
-def _checked(name: str, form: str, backend: str, device: str, tensors: dict, channels: int | None = None) -> Check:
+def _checked(
+    name: str, form: str, backend: str, device: str, tensors: dict, channels: int | None, slots: int | None
+) -> Check:
     op = OPERATORS[name]
     dtype = str(tensors[op.tensors[0]].dtype).removeprefix("torch.")
     label = f"{backend} on {device}" + ", interpreted" * (backend == "triton" and device == "cpu")
-    check = Check(name, form, label, dtype=dtype, channels=channels)
+    check = Check(name, form, label, dtype=dtype, channels=channels, slots=slots)
     exact = truth(op, tensors, dfinal_state=True)
     start = time.perf_counter()
     try:

@@ -237,10 +237,26 @@ def test_command_runs_every_operator_on_every_backend():
         assert ran == {(name, form) for name, op in OPERATORS.items() for form in op.forms}
 
 
+@pytest.fixture
+def chunks_of_gsa(monkeypatch):
+    """The tokens of a chunk in each call of GSA's kernels, and the chunks of its sequences."""
+    from flakit.ops.gsa.chunk_triton import _Plan
+
+    found, init = [], _Plan.__init__
+
+    def noting(plan, *given):
+        init(plan, *given)
+        found.append((plan.C, plan.chunks))
+
+    monkeypatch.setattr(_Plan, "__init__", noting)
+    return found
+
+
 @pytest.mark.interpret
-def test_kernels_of_float32_heads_of_64_channels_are_looked_at():
+def test_kernels_of_float32_heads_of_64_channels_are_looked_at(chunks_of_gsa):
     found = list(doctor.check_on("triton", "cpu"))
     assert [(c.operator, c.form) for c in found if c.channels == 64] == [("rwkv6", "chunk"), ("rwkv7", "chunk")]
+    assert [(c.operator, c.form) for c in found if c.slots == 64] == [("gsa", "chunk")] and (64, 2) in chunks_of_gsa
     assert {c.dtype for c in found} == {"float32"} and [c for c in found if c.level != doctor.OK] == []
 
 
@@ -249,6 +265,7 @@ def all_of_16_bits(device):
     forms = [(c.operator, c.form, c.channels) for c in found]
     assert ("gsa", "chunk", None) in forms and ("gsa", "recurrent", None) in forms
     assert [channels for *form, channels in forms if form == ["rwkv7", "chunk"]] == [64, 80]
+    assert [c.slots for c in found if (c.operator, c.form) == ("gsa", "chunk")] == [None, 64]
     assert [c for c in found if c.level != doctor.OK] == []
     return found
 

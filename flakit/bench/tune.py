@@ -81,7 +81,8 @@ def fields(key: Key) -> dict[str, tuple]:
     kernel, _ = key
     if kernel == "scan":
         return {"num_warps": VALUES["num_warps"], "BV": (256, 512, 1024, 2048)}
-    holds_k = ("recurrent" in kernel and kernel != "rwkv6.recurrent_grads") or kernel == "rwkv7.stream"
+    in_blocks = "rwkv6.recurrent_grads", "gsa.recurrent_pass", "gsa.recurrent_grads"
+    holds_k = ("recurrent" in kernel and kernel not in in_blocks) or kernel == "rwkv7.stream"
     holds_k_and_v = ".fused." in kernel
     fixed = ("BK", "BV") if holds_k_and_v else ("BK",) if holds_k else ()
     return {name: values for name, values in VALUES.items() if name not in fixed}

@@ -74,6 +74,7 @@ def _interpreter(names: Any) -> Iterator[Callable]:
     scope = names.module._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     for module in (tl, tl.core):
         scope.set_attr(module, "inline_asm_elementwise", _assembly)
+    scope.set_attr(names.Builder, "cast_impl", partial(_cast, names, names.builder.cast_impl))
     scope.set_attr(names.Builder, "get_bf16", lambda _, x: names.Handle(to_bfloat16(np.array([x])), names.bfloat16))
     options = names.builder.options
     precisions = (*options.allowed_dot_input_precisions, "bf16x3", "bf16x6")  # whole products, as of tf32x3
@@ -84,6 +85,13 @@ def _interpreter(names: Any) -> Iterator[Callable]:
         yield runnable
     finally:
         scope.restore()
+
+
+def _cast(names, original: Callable, source, dtype):
+    """Convert as the interpreter's `original` does, but round to the nearest bfloat16, where it truncates."""
+    if dtype.scalar == names.bfloat16:
+        return names.Handle(to_bfloat16(source.data), names.bfloat16)
+    return original(source, dtype)
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):

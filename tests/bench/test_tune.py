@@ -82,6 +82,8 @@ def test_every_row_has_a_case_and_fields(key):
     assert changed and set(changed) <= set(Launch._fields)
     if TABLE[key].BK > 128:
         assert "BK" not in changed  # all of K in one program: a smaller block would refuse a larger K
+    elif "recurrent" in key[0]:
+        assert "BK" in changed  # a block of the channels, or slots, of a state
 
 
 @pytest.mark.parametrize(

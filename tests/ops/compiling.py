@@ -25,6 +25,7 @@ from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
 from flakit.ops.common import bands_triton
+from flakit.ops.common.launch import SHARED_MEMORY, Chip
 from flakit.ops.common.packed_triton import Packing
 
 
@@ -212,13 +213,15 @@ class Configuration:
         """Return the operator's tensors, its state, and the gradient of o."""
         raise NotImplementedError
 
-    def run(self) -> None:
-        """Call forward, and backward if there are gradients."""
+    def run(self, capability: int) -> None:
+        """Call forward, and backward if there are gradients, as on a chip."""
         tensors, state, do = self.zeros()
         packing = Packing(self.cu_seqlens, self.T) if self.packed else None
         args, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
         here = mock.patch.object(bands_triton, "runs_gluon", lambda *tensors: self.hopper)
-        with here, mock.patch.object(self.module, "FEWEST", 0, create=True):
+        chip = Chip("absent", capability, SHARED_MEMORY[capability])
+        there = mock.patch.object(self.module, "chip_of", lambda x: chip, create=True)
+        with here, there, mock.patch.object(self.module, "FEWEST", 0, create=True):
             _, _, saved = self.module.forward(*args, self.states, *rest, self.gradients)
             if self.gradients:
                 self.module.backward(*args, *rest, saved, do, state if self.states else None)
@@ -240,7 +243,9 @@ class Configuration:
     def cu_seqlens(self) -> Tensor | None:
         return torch.tensor([0, 7, 7, self.T], dtype=torch.int32) if self.packed else None
 
-    def kernels(self) -> list[Launch]:
-        """Return its launches, one for each kernel with the same switches."""
-        selected = (x for x in launches(self.run) if x.row and (self.only in x.name or x.row[0] == "scan"))
+    def kernels(self, capability: int = 90) -> list[Launch]:
+        """Return its launches on a chip, one for each kernel with the same switches."""
+        selected = (
+            x for x in launches(lambda: self.run(capability)) if x.row and (self.only in x.name or x.row[0] == "scan")
+        )
         return list({launch.name: launch for launch in selected}.values())

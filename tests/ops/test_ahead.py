@@ -94,6 +94,17 @@ def test_a_forward_has_its_backward_compiled_too(call, run):
     assert len(run.launched) == 2 * len(run.compiled)
 
 
+@pytest.mark.parametrize("call", [CALLS["rwkv6-chunk"], CALLS["gsa-chunk"]], ids=["rwkv6", "gsa"])
+def test_what_an_operator_returns_is_completed_by_a_kernel_compiled_before(call, run):
+    """Of packed sequences; a call that autograd alone keeps completes fewer tensors, by another kernel."""
+    kernels, call = Kernels(call.module), replace(call, packed=True)
+    tensors, _, _ = call.zeros()
+    for packing in (call.cu_seqlens, kernels.packing(tensors, call.cu_seqlens)):
+        run.compiled.clear(), run.launched.clear()
+        kernels.forward(*tensors, 0.5, None, False, packing, 0, True)
+        assert run.launched and set(run.launched) <= set(run.compiled)
+
+
 def test_large_kernels_are_compiled_first(run, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     call = CALLS["rwkv6-recurrent"]
@@ -131,30 +142,60 @@ def test_one_kernel_at_a_time_is_translated_and_several_are_compiled(monkeypatch
                 future.result(timeout=60)
 
 
-def test_no_cycles_are_collected_during_a_translation(monkeypatch):
+@pytest.mark.parametrize("changed", [None, "disabled", "threshold"])
+def test_no_cycles_are_collected_during_a_translation(changed, monkeypatch):
+    """Nor is undone what another thread does to the collector in between."""
+
     def copy_kernel(x, y):
         tl.store(y, tl.load(x))
 
     def make_ir(*args):
-        collected.append(gc.isenabled())
+        before = gc.get_stats()[0]["collections"]
+        kept = [[] for _ in range(10_000)]
+        collected.append(gc.get_stats()[0]["collections"] - before)
+        del kept
+        if changed == "disabled":
+            gc.disable()
+        elif changed == "threshold":
+            gc.set_threshold(123, 4, 5)
         raise ValueError("not translated here")
 
-    kernel, x, collected = launched()(copy_kernel), torch.zeros(64), []
+    kernel, x, collected, thresholds = launched()(copy_kernel), torch.zeros(64), [], gc.get_threshold()
     monkeypatch.setattr(ASTSource, "make_ir", make_ir)
-    with absent_gpu(90, "uncollected"), pytest.raises(ValueError, match="not translated here"):
-        ahead_triton._Job(kernel, [x, x], {}, None).run()
-    assert collected == [False] and gc.isenabled()
+    try:
+        with absent_gpu(90, "uncollected"), pytest.raises(ValueError, match="not translated here"):
+            ahead_triton._Job(kernel, [x, x], {}, None).run()
+        assert collected == [0]
+        assert gc.get_threshold() == ((123, 4, 5) if changed == "threshold" else thresholds)
+        assert gc.isenabled() == (changed != "disabled")
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)
 
 
-def test_of_kernels_of_as_many_arguments_the_last_is_compiled_first(run, monkeypatch):
+def test_kernels_of_most_arguments_are_compiled_first_and_of_one_kernel_the_last(run, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(ahead_triton, "triton_key", lambda: None)
-    jobs = [ahead_triton._Job(None, [n] * 2, {}, None) for n in range(3)]
+    tensor = ahead_triton._Address(torch.zeros(1))
+    # Kernels, how many tensors they have, how many could be none, and how many lengths.
+    launches = (
+        ("a", 2, 2, 0),
+        ("b", 4, 4, 0),
+        ("c", 2, 2, 9),
+        ("a", 2, 2, 0),
+        ("c", 2, 2, 9),
+        ("d", 1, 3, 0),
+        ("e", 2, 3, 0),
+    )
+    jobs = [
+        ahead_triton._Job(kernel, [n, *[tensor] * there, *[None] * (all - there), *[1] * lengths], {}, None)
+        for n, (kernel, there, all, lengths) in enumerate(launches)
+    ]
     order = []
     monkeypatch.setattr(ahead_triton._Job, "run", lambda job: order.append(job.args[0]))
-    for futures in ahead_triton._begin(jobs[:2], jobs[2:]):
+    for futures in ahead_triton._begin(jobs[:3], jobs[3:]):
         ahead_triton.wait(futures)
-    assert order == [2, 1, 0]
+    assert order == [1, 6, 5, 3, 0, 4, 2]
 
 
 def test_a_launcher_is_built_while_its_kernel_is_compiled(monkeypatch):

@@ -5,6 +5,7 @@ What the ledger (ledger.py) has of a kernel as it is now is not compiled again.
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from flakit.ops.common.launch import (
     RUN_ON,
     SHARED_MEMORY,
     TABLE,
+    TWO_STAGES,
     Chip,
     rows_for,
 )
@@ -126,7 +128,7 @@ SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 3072, "rwkv7": 9216, "gsa": 1552, "gsa1
 def rows(chip):
     """For every row that a chip gets, the cheapest launch among those with the largest block of a usual chunk."""
     with TABLE.using(OWN[chip]):
-        found = [launch for m in CONFIGURED.values() for c in m.CONFIGURATIONS.values() for launch in c.kernels()]
+        found = [launch for m in CONFIGURED.values() for c in m.CONFIGURATIONS.values() for launch in c.kernels(chip)]
     usual = {"16-bit": LONG_CHUNK_SIZE, "float32": CHUNK_SIZE}
     found = [launch for launch in found if launch.options.get("C", 0) <= usual[launch.row[1]]]
     largest = defaultdict(int)
@@ -185,6 +187,33 @@ def test_of_ampere_and_ada_one_stands_for_the_others(op, chip, like):
         fits(launch, chip)
 
 
+@pytest.mark.parametrize("chip", SHARED_MEMORY)
+def test_gsa_takes_two_stages_where_two_programs_fit_and_heads_have_several_blocks(chip):
+    def in_two_stages(configuration):
+        inside = (launch for launch in configuration.kernels(chip) if "LEVELS" in launch.options)
+        stages = {launch.kernel.fn.__name__: launch.options["num_stages"] for launch in inside}
+        return {name for name, n in stages.items() if n == 2} - {"softmax_grads_kernel"}  # everywhere two, by its row
+
+    of_512 = CONFIGURED["gsa"].CONFIGURATIONS["bf16-K512-V512-M64"]
+    roomy = SHARED_MEMORY[chip] >= TWO_STAGES
+    assert in_two_stages(of_512) == ({"output_kernel", "pass_grads_kernel"} if roomy else set())
+    assert roomy == (chip in (90, 100, 103))
+    others = (replace(of_512, **other) for other in (dict(K=128, V=128), dict(M=128), dict(dtype=torch.float32)))
+    assert not any(in_two_stages(other) for other in others)
+
+
+@pytest.mark.parametrize("chip", SHARED_MEMORY)
+def test_launches_of_gsas_results_overlap_from_hopper_on(chip):
+    """The second of each pair, and no other launch, begins before the one before it has ended."""
+    for name, overlaps in ("bf16-K128-V128-M64", chip >= 90), ("f32-K128-V128-M64", False):
+        found = CONFIGURED["gsa"].CONFIGURATIONS[name].kernels(chip)
+        pairs = [launch for launch in found if "MILD" in launch.options]
+        assert len(pairs) == 10 and {launch.options["OVERLAPS"] for launch in pairs} == {overlaps}
+        for launch in found:
+            second = not launch.options.get("MILD", True)
+            assert launch.options.get("launch_pdl", False) == (overlaps and second)
+
+
 def test_every_row_of_the_launch_table_is_compiled():
     assert {parameters.values[1].row for parameters in PLANNED} == TABLE.keys()
     assert all(found.keys() == TABLE.keys() for found in ROWS.values())
@@ -222,7 +251,7 @@ SMALL = [
     smallest("rwkv6", "key_grads_kernel"),
     smallest("rwkv7", "output_kernel"),
     smallest("rwkv7", "recurrent_grads_kernel"),
-    smallest("gsa", "pass_grads_kernel"),
+    smallest("gsa", "stream_kernel"),
 ]
 
 

@@ -94,15 +94,120 @@ def test_constants_of_many_launches_are_one_object(kernel, monkeypatch):
     args, options = apart(USUAL)
     once, other = kernel_triton.Options(options), kernel_triton.Options(options | dict(C=64))
     for n, constants in enumerate((once, once, other, once), 1):
-        kernel_triton.launch(kernel, (n,), args, constants)
+        kernel_triton.launch(kernel, n, args, constants)
     found = {id(compiled): compiled for compiled, _ in kernel._compiled.values()}.values()
     launched = [[(grid[0], given[6]) for grid, given in compiled.launched] for compiled in found]
     assert launched == [[(1, 32), (2, 32), (4, 32)], [(3, 64)]]
     monkeypatch.setattr(kernel_triton, "RUN", None)  # as if a tool watched
     seen = []
     monkeypatch.setattr(kernel, "run", lambda *args, grid, warmup, **given: seen.append((args, given)), raising=False)
-    kernel_triton.launch(kernel, (3,), args, once)
+    kernel_triton.launch(kernel, 3, args, once)
     assert seen == [(tuple(args), options)]
+
+
+def test_constants_are_equal_to_no_others():
+    once, other = kernel_triton.Options(C=32), kernel_triton.Options(C=32)
+    assert once == once and once != other and not once == other and not once != once
+
+
+def remembered(kernel, given, *more):
+    """Launch as a call does that remembers, one whose tensors differ in the dtype of x alone; return the memory."""
+    args, options = apart(given)
+    stream, known = kernel_triton.remembered(args[:1], *more)
+    if "options" not in known:
+        known["options"] = kernel_triton.Options(options)
+    kernel_triton.launch(kernel, 3, args, known["options"], stream)
+    return known
+
+
+ALIKE = [
+    {}, dict(x=torch.ones(64)), dict(n=16), dict(n=1), dict(x=torch.nn.Parameter(X)), dict(n=2**31 - 1), dict(x=X[4:]),
+    dict(scale=2.0),
+]  # fmt: skip
+DIFFERENT = [dict(x=X.half()), dict(x=X[1:]), dict(n=2**31), dict(n=-1)]
+
+
+@pytest.mark.parametrize("other", [*ALIKE, *DIFFERENT], ids=str)
+def test_what_a_call_remembers_is_what_triton_would_launch(kernel, other):
+    kernel_triton._memory.cache_clear()
+    for given in (USUAL, USUAL, USUAL | other, USUAL):
+        known = remembered(kernel, given)
+        args, options = apart(given)
+        expected = kernel.run(*args, grid=(3,), warmup=True, **options)
+        ((grid, launched),) = expected.launched
+        expected.launched.clear()
+        assert grid == (3, 1, 1) and addresses(launched) == [*addresses(args), options["C"], options["WHOLE"]]
+    compiled, _ = known["options"].compiled
+    assert compiled is expected
+
+
+def test_a_call_remembers_without_describing_its_arguments_again(kernel, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    remembered(kernel, USUAL)
+    monkeypatch.setattr(kernel_triton, "_signature", None)
+    remembered(kernel, USUAL | dict(n=8))
+    part = kernel_triton.Part(torch.zeros(80), 16, 64, torch.float32)
+    remembered(kernel, USUAL | dict(y=part))
+    compiled, _ = remembered(kernel, USUAL)["options"].compiled
+    assert [args[3] for _, args in compiled.launched] == [7, 8, 7, 7]
+    assert compiled.launched[2][1][1] == part.view().data_ptr() == part.whole[16:].data_ptr()
+
+
+def test_calls_of_other_kinds_remember_apart(kernel, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    memories = [remembered(kernel, USUAL), remembered(kernel, USUAL | dict(x=X.half())), remembered(kernel, USUAL, 1)]
+    monkeypatch.setattr(knobs.runtime, "debug", True)
+    memories.append(remembered(kernel, USUAL))
+    assert len({id(known) for known in memories}) == 4
+
+
+@pytest.mark.parametrize("watches", ["run", "launch_enter_hook", "launch_exit_hook", "pre_run_hook"])
+def test_who_watches_sees_what_a_call_remembers(kernel, watches, monkeypatch):
+    kernel_triton._memory.cache_clear()
+    remembered(kernel, USUAL)
+    seen, compiled = [], kernel._compiled
+    if watches == "pre_run_hook":
+        kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
+    elif watches == "run":
+        kernel_run = JITFunction.run
+        monkeypatch.setattr(
+            JITFunction, "run", lambda *args, **more: seen.append(more["C"]) or kernel_run(*args, **more)
+        )
+    else:
+        monkeypatch.setattr(knobs.runtime, watches, lambda *_: None)
+        monkeypatch.setattr(kernel, "run", lambda *args, **more: seen.append(more["C"]), raising=False)
+    remembered(kernel, USUAL)
+    assert seen == [32] and compiled
+
+
+def test_tensors_of_two_devices_are_left_to_triton(kernel, monkeypatch):
+    other = X.clone()
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is other else 0)
+    for tensors in ([other], [X, other], [other, X]):
+        assert kernel_triton.remembered(tensors) == (None, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+@pytest.mark.parametrize("states", [False, True], ids=["", "states"])
+def test_a_remembered_call_of_gsa_launches_what_the_first_does(kernel, dtype, packed, states, monkeypatch):
+    from tests.ops.gsa.configurations import Launches, chunk
+
+    def run(compiled, x, y, z, stream, function, packed, metadata, enter, leave, *args):
+        numbers = [x if x is None or isinstance(x, (float, str)) or x < 2**31 else "address" for x in addresses(args)]
+        launched.append((id(compiled), (x, y, z), numbers))
+
+    kernel_triton._memory.cache_clear()
+    monkeypatch.setattr(Compiled, "run", run)
+    calls = []
+    for T in (100, 100, 90):
+        launched = []
+        Launches(chunk, dtype, 128, 128, T=T, packed=packed, states=states).run(90)
+        calls.append(launched)
+        monkeypatch.setattr(kernel_triton, "_signature", lambda *_: pytest.fail("described again"))
+    first, again, shorter = calls
+    assert first == again and len(first) >= 13
+    assert [compiled for compiled, _, _ in shorter] == [compiled for compiled, _, _ in first] and shorter != first
 
 
 def test_who_watches_sees_a_known_launch(kernel):

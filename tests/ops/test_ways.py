@@ -159,9 +159,13 @@ def test_float32_never_takes_the_mild_way(place, op, monkeypatch, poisoned_memor
 @TRITON
 @pytest.mark.parametrize("packing", ["none", "packed"])
 @pytest.mark.parametrize(
-    "op, K, V, G", [("rwkv6", 32, 64, 1), ("rwkv6", 80, 16, 1), ("gsa", 64, 64, 1), ("gsa", 16, 40, 2)]
+    "op, K, V, G, width",
+    [
+        *(("rwkv6", 32, 64, 1, "16-bit"), ("rwkv6", 80, 16, 1, "16-bit")),
+        *(("gsa", 64, 64, 1, "16-bit"), ("gsa", 16, 40, 2, "16-bit"), ("gsa", 16, 40, 1, "float32")),
+    ],
 )
-def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkeypatch, poisoned_memory):
+def test_one_program_looks_at_several_chunks(place, op, K, V, G, width, packing, monkeypatch, poisoned_memory):
     """Chunks of three heads, some of them mild: of those that a program looks at, it computes what is not."""
     monkeypatch.setattr("flakit.ops.common.plan_triton.FULL_GPU", 2)
     looked_at = []
@@ -171,7 +175,7 @@ def test_one_program_looks_at_several_chunks(place, op, K, V, G, packing, monkey
         "flattened",
         lambda plan, *given, **named: looked_at.append(plan.at_once) or flattened(plan, *given, **named),
     )
-    dtype = "bfloat16" if place.device == "cuda" else "float16"
+    dtype = width if width == "float32" else "bfloat16" if place.device == "cuda" else "float16"
     setting = replace(of(op, SETTING), group=G, packing=packing)
     made, arriving = place.make(setting, T=5 * 64 - 20, H=3, K=K, V=V, dtype=dtype)
     w = torch.full_like(made[OPERATORS[op].decay], -0.01)

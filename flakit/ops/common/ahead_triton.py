@@ -53,7 +53,8 @@ class Kernels:
 
     def forward(self, *args):
         *tensors, _, state, wants_final, cu_seqlens, chunk_size, keep = args
-        key = "forward", wants_final, keep, *_signature(tensors, state, cu_seqlens, chunk_size)
+        returned = isinstance(cu_seqlens, Packing) and cu_seqlens.returned
+        key = "forward", wants_final, keep, returned, *_signature(tensors, state, cu_seqlens, chunk_size)
         with _on_device_of(tensors[0]):
             if self._known.get(key, True):
                 self._prepare(key, self._rehearse_forward, args)
@@ -103,8 +104,10 @@ class Kernels:
 
     def _rehearse_forward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
+        # Without a layout, which is not launched.
+        packing = cu_seqlens.anew() if isinstance(cu_seqlens, Packing) else cu_seqlens
+        args = *tensors, scale, _immediate(state), wants_final, packing, chunk_size, keep
         cu_seqlens = _offsets(cu_seqlens)
-        args = *tensors, scale, _immediate(state), wants_final, cu_seqlens, chunk_size, keep
         with _listed() as forward:
             o, _, saved = self._run_forward(*args)
         if keep and cu_seqlens is not None:
@@ -183,6 +186,11 @@ class _Job:
     options: dict
     device: int | None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many arguments are no lengths, and how many of them are tensors."""
+        return sum(type(x) is not int for x in self.args), sum(type(x) is _Address for x in self.args)
+
     def run(self) -> None:
         with nullcontext() if self.device is None else torch.cuda.device(self.device):  # it is current in one thread
             kernel_triton.TURN.acquire()
@@ -216,11 +224,14 @@ def _listed() -> Iterator[list[_Job]]:
 
 
 def _begin(*lists: list[_Job]) -> list[list[Future]]:
-    """Start all jobs in threads and return lists of futures. First come those of most arguments, mostly the largest
-    kernels, and of equally many those launched last: a backward's and, after its mild form, a kernel's other one."""
+    """Start all jobs in threads and return lists of futures. First come those that take longest, as a rule: of most
+    arguments but for lengths, then of most tensors among these. Others come in the order of launches, but of one kernel
+    the last first, since its other form follows its mild one."""
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="flakit-compile")
     pool.submit(triton_key)  # it hashes and remembers 400 MB of Triton, while the first job's thread starts the driver
-    order = sorted((job for jobs in lists for job in jobs), key=lambda job: len(job.args))[::-1]
+    every = [job for jobs in lists for job in jobs]
+    kernels = list({job.kernel: None for job in every})[::-1]
+    order = sorted(every, key=lambda job: (job.size, kernels.index(job.kernel)))[::-1]
     futures = {id(job): pool.submit(job.run) for job in order}
     pool.shutdown(wait=False)
     return [[futures[id(job)] for job in jobs] for jobs in lists]

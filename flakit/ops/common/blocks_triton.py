@@ -6,6 +6,7 @@ Operands of products of 16-bit inputs are often split: x is stored as high + low
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .dispatch import interpreted
 from .kernel_triton import launched
@@ -27,6 +28,28 @@ def program(BLOCKS: tl.constexpr):
     """
     i = tl.program_id(0)
     return i % BLOCKS, i // BLOCKS
+
+
+@triton.jit
+def end_after_last(OVERLAPS: tl.constexpr):
+    """Of a launch that OVERLAPS with the one before it and needs none of its results: let one program wait for that
+    one. Then the end of this launch means that both have ended, and what follows may use the results of both."""
+    if OVERLAPS:  # `gdc_wait` of program 0, without a branch
+        tl.inline_asm_elementwise(
+            "{ .reg .pred first; setp.eq.s32 first, $1, 0; @first griddepcontrol.wait; mov.b32 $0, 0; }",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def let_next_begin(OVERLAPS: tl.constexpr):
+    """Let a next launch that OVERLAPS with this one begin when every program of this one is here or has no work."""
+    if OVERLAPS:
+        gdc_launch_dependents()
 
 
 @triton.jit

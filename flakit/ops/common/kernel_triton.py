@@ -3,13 +3,16 @@
 At each launch Triton computes the specialization of the arguments in Python, which takes longer than all other host
 work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signature here takes 1 and 3. New signatures
 take Triton's own path, and so do all launches while Triton's launch hooks are set or `JITFunction.run` is replaced.
+
+A call of many launches describes its arguments once (`remembered`). Of its launches only addresses are then looked at.
 """
 
 import gc
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -29,6 +32,9 @@ CACHED = torch.version.hip is None
 MAX_SIGNATURES = 4096
 """Signatures in a kernel's cache before it is cleared."""
 
+RESTS = 2_000_000_011
+"""A threshold that the collector of cycles does not reach, and that nobody else sets."""
+
 TURN = threading.RLock()
 """A lock that a thread holds while Triton translates a kernel in Python; `release_turn` releases it for LLVM's work.
 
@@ -47,20 +53,21 @@ class Translated:
     """Mixin for Triton's kernel sources. Once a kernel is translated to Triton's IR, it releases `TURN` and starts the
     thread `launcher`, which builds the C function that launches the kernel while LLVM compiles the kernel.
 
-    Meanwhile Python's collector of cycles is off: a translation makes many objects, which set it off a hundred times,
-    for a tenth of the time, and hardly any of them are in cycles.
+    Meanwhile Python's collector of cycles rests: a translation makes many objects, which set it off a hundred times,
+    for a tenth of the time, and hardly any of them are in cycles. A threshold stops it, since other threads may enable
+    and disable it in between, and set thresholds of their own.
     """
 
     launcher: threading.Thread | None = None
 
     def make_ir(self, *args):
-        collects = gc.isenabled()
-        gc.disable()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(RESTS, *thresholds[1:])
         try:
             module = super().make_ir(*args)
         finally:
-            if collects:
-                gc.enable()
+            if gc.get_threshold()[0] == RESTS:
+                gc.set_threshold(*thresholds)
         release_turn()
         self.launcher = threading.Thread(target=self._build_launcher)
         self.launcher.start()
@@ -81,7 +88,22 @@ class Options(dict):
     """Constants and options of launches by name, which do not change. A launch's signature has this object for all its
     names and values: to collect, to hash and to compare twenty of each takes a third of a launch's time."""
 
-    __hash__, __eq__ = object.__hash__, object.__eq__
+    __hash__, __eq__, __ne__ = object.__hash__, object.__eq__, object.__ne__
+    compiled: tuple | None = None
+    """The kernel that `launch` found for them in a remembered call, and the values of its constants."""
+
+
+class Part(NamedTuple):
+    """An argument of `launch`: `size` elements of a contiguous tensor from element `first` on, as another dtype. The
+    view, which takes longer than all other work on an argument, is made only where its address does not suffice."""
+
+    whole: Tensor
+    first: int
+    size: int
+    dtype: torch.dtype
+
+    def view(self) -> Tensor:
+        return self.whole[self.first : self.first + self.size].view(self.dtype)
 
 
 class Kernel(JITFunction):
@@ -102,31 +124,90 @@ class Kernel(JITFunction):
     def __getitem__(self, grid: tuple[int, ...]):
         return lambda *args, **options: self.launch(grid, args, options)
 
-    def launch(self, grid: tuple[int, ...], args: Sequence, options: dict) -> None:
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # a chain, a function or None
-        hooked = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
-        monitored = JITFunction.run is not RUN or self.pre_run_hooks or hooked
+    def launch(self, grid: tuple[int, ...], args: Sequence, options: dict) -> tuple | None:
+        """Launch the kernel; return what Triton compiled and the values of the constants, if that is remembered."""
+        monitored = _monitored() or self.pre_run_hooks
         signature, values = (None, None) if monitored or not CACHED else _signature(args, options)
         if (entry := self._compiled.get(signature)) is not None:
-            compiled, constants = entry
-            stream = driver.active.get_current_stream(signature[0])
-            programs, no_hooks = (*grid, 1, 1)[:3], (None, None, None)
-            compiled.run(*programs, stream, compiled.function, compiled.packed_metadata, *no_hooks, *values, *constants)
-            return
+            _run(entry, (*grid, 1, 1)[:3], driver.active.get_current_stream(signature[0]), values)
+            return entry
         compiled = self.run(*args, grid=grid, warmup=False, **options)
         constants = self.arg_names[len(args) :]
         if signature is not None and compiled is not None and all(name in options for name in constants):
             if len(self._compiled) >= MAX_SIGNATURES:
                 self._compiled.clear()
-            self._compiled[signature] = compiled, [options[name] for name in constants]
+            entry = self._compiled[signature] = compiled, [options[name] for name in constants]
+        return entry
 
 
-def launch(kernel, grid: tuple[int, ...], args: Sequence, options: Options) -> None:
-    """Launch a `Kernel` or an interpreted one: as kernel[grid](*args, **options), in less time."""
-    if isinstance(kernel, Kernel):
-        kernel.launch(grid, args, options)
-    else:
-        kernel[grid](*args, **options)
+def launch(kernel, programs: int, args: Sequence, options: Options, stream: int | None = None) -> None:
+    """Launch a `Kernel` or an interpreted one: as kernel[(programs,)](*args, **options), in less time.
+
+    stream: from `remembered`, whose memory has the options. All launches with them then have the same kernel and
+    arguments of the same types and dtypes, on one GPU, and Triton specializes it on none of the whole numbers."""
+    if stream is not None and options.compiled is not None and not kernel.pre_run_hooks:
+        values = _addressed(args)
+        if values is not None:
+            _run(options.compiled, (programs, 1, 1), stream, values)
+            return
+    args = [x.view() if type(x) is Part else x for x in args]
+    if not isinstance(kernel, Kernel):
+        kernel[(programs,)](*args, **options)
+    elif (entry := kernel.launch((programs,), args, options)) and stream is not None:
+        options.compiled = entry
+
+
+def remembered(tensors: Sequence[Tensor], *more) -> tuple[int | None, dict]:
+    """Return the current stream of the tensors' GPU, for `launch`, and the memory that calls with tensors of the same
+    dtypes, and with equal `more`, share: a dict. Where launches must take Triton's path: None and an empty dict."""
+    device, dtypes = tensors[0].get_device(), []
+    for x in tensors:
+        if x.get_device() != device:
+            return None, {}
+        dtypes.append(x.dtype)
+    if device < 0 or not CACHED or _monitored():
+        return None, {}
+    return driver.active.get_current_stream(device), _memory(device, *_settings(), *more, *dtypes)
+
+
+@lru_cache(MAX_SIGNATURES)
+def _memory(*key) -> dict:
+    return {}
+
+
+def _monitored() -> bool:
+    """Whether Triton's launch hooks are set, each a chain, a function or None, or `JITFunction.run` is replaced."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return JITFunction.run is not RUN or bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def _settings() -> tuple:
+    return knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
+
+
+def _run(entry: tuple, grid: tuple[int, int, int], stream: int, values: list) -> None:
+    compiled, constants = entry
+    compiled.run(
+        *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *values, *constants
+    )  # without hooks
+
+
+def _addressed(args: Sequence) -> list | None:
+    """Return arguments with addresses in place of tensors, or None if one is no multiple of 16, or if a number may not
+    be a whole one of 32 bits."""
+    addresses, numbers, values = 0, 0, []
+    for x in args:
+        of = type(x)
+        if of is Tensor or of is Parameter:
+            x = x.data_ptr()
+            addresses |= x
+        elif of is Part:
+            x = x.whole.data_ptr() + x.first * x.whole.itemsize
+            addresses |= x
+        elif of is int:
+            numbers |= x
+        values.append(x)
+    return None if addresses % 16 or not 0 <= numbers < 2**31 else values
 
 
 def _signature(args: Sequence, options: dict) -> tuple[tuple | None, list]:
@@ -137,8 +218,8 @@ def _signature(args: Sequence, options: dict) -> tuple[tuple | None, list]:
     multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
     """
     device, addresses, values = 0, 0, []
-    settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
-    signature = [*settings, options] if type(options) is Options else [*settings, *options, *options.values()]
+    names = [options] if type(options) is Options else [*options, *options.values()]
+    signature = [*_settings(), *names]
     for x in args:
         of = type(x)
         if of is Tensor or of is Parameter:

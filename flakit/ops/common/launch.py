@@ -61,6 +61,13 @@ SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 10
 """Bytes of shared memory a block, by compute capability, of the chips for which the tests compile every row:
 A100, then RTX 3090, RTX 4090, H100 and H200, B200, B300, RTX 5090 and their like."""
 
+TWO_STAGES = 208 * 1024
+"""Bytes of shared memory a block from which on GSA's kernels inside chunks load a block of K or V while they compute
+with the one before it. Then two programs, as many as registers allow on a multiprocessor, take 176 to 208 KB."""
+
+OVERLAPS = 90
+"""Least compute capability of chips on which a launch can begin before the one before it has ended."""
+
 RUN_ON = {90: "an NVIDIA H200"}
 """Devices on which ROWS were run, and not only compiled, by compute capability."""
 
@@ -159,10 +166,12 @@ ROWS = {
 
 
 class Table(dict):
-    """Built-in launch rows by (kernel, width). `table[key]`, and no other method, prefers rows tuned for this GPU."""
+    """Built-in launch rows by (kernel, width). `table[key]`, and no other method, prefers rows tuned for this GPU.
+    version: a number that is another one after each change of rows."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Launch]):
         super().__init__(rows)
+        self.version = 0
         self._overrides: Mapping = {}
         self._known: dict = {}  # a cache: a decode step of a few microseconds needs several rows
 
@@ -172,7 +181,7 @@ class Table(dict):
 
     def __setitem__(self, key: tuple[str, str], row: Launch) -> None:
         super().__setitem__(key, row)
-        self._known.clear()
+        self._changed()
 
     def _find(self, key: tuple[str, str]) -> Launch:
         # Without CUDA no tensor is on a device: the interpreter, and compilation ahead of time.
@@ -186,12 +195,16 @@ class Table(dict):
     def using(self, rows: Mapping[tuple[str, str], Launch]) -> Iterator[None]:
         """In the `with` block, prefer these rows to all others, in every thread, since a backward runs in its own."""
         before, self._overrides = self._overrides, {**self._overrides, **rows}
-        self._known.clear()
+        self._changed()
         try:
             yield
         finally:
             self._overrides = before
-            self._known.clear()
+            self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._known.clear()
 
 
 TABLE = Table(ROWS)
@@ -238,12 +251,22 @@ def chips() -> list[Chip]:
     current = torch.cuda.current_device()
     by_capability = {}
     for n in sorted(range(torch.cuda.device_count()), key=lambda n: n != current):
-        device = torch.cuda.get_device_properties(n)
-        shared = getattr(device, "shared_memory_per_block_optin", 49152)  # absent on AMD
-        registers = getattr(device, "regs_per_multiprocessor", 65536)
-        chip = Chip(device.name, 10 * device.major + device.minor, shared, registers)
+        chip = _chip(n)
         by_capability.setdefault(chip.capability, chip)
     return list(by_capability.values())
+
+
+@cache
+def _chip(n: int) -> Chip:
+    device = torch.cuda.get_device_properties(n)
+    shared = getattr(device, "shared_memory_per_block_optin", 49152)  # absent on AMD
+    registers = getattr(device, "regs_per_multiprocessor", 65536)
+    return Chip(device.name, 10 * device.major + device.minor, shared, registers)
+
+
+def chip_of(x: torch.Tensor) -> Chip | None:
+    """Return the NVIDIA GPU that has a tensor, or None: the interpreter, AMD."""
+    return _chip(x.get_device()) if x.is_cuda and torch.version.hip is None else None
 
 
 def rows_file(capability: int) -> Path:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel_triton import launched
+from .kernel_triton import Options, launch, launched, remembered
 from .launch import cdiv
 
 BLOCK = 1024
@@ -155,6 +155,10 @@ class Packing:
         self._laid_out: dict[tuple[int, int], Pieces] = {}
         self._offsets: Tensor | None = None
 
+    def anew(self) -> "Packing":
+        """Return the same packing, of which nothing is laid out."""
+        return Packing(self.cu_seqlens, self.T, self.returned)
+
     @property
     def offsets(self) -> Tensor:
         """The checked offsets, int32 [N + 2] as from `layout_kernel`, plus up to three elements of padding."""
@@ -191,9 +195,8 @@ class Packing:
             rooms.append(capacity)
             programs += cdiv(capacity, BLOCK)
         layout = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
-        layout_kernel[(programs,)](
-            self.cu_seqlens, layout, N, self.T, N.bit_length(), *args, *(1, 0, 0) * (SIZES - len(keys)), BLOCK=BLOCK
-        )
+        args = [self.cu_seqlens, layout, N, self.T, N.bit_length(), *args, *(1, 0, 0) * (SIZES - len(keys))]
+        _launch(layout_kernel, programs, args, [self.cu_seqlens])
         offsets, *rest = layout.split_with_sizes(sizes)
         self._offsets = offsets if self._offsets is None else self._offsets
         for key, capacity, before, sequence in zip(keys, rooms, rest[::2], rest[1::2], strict=True):
@@ -206,10 +209,21 @@ class Packing:
         self.saved_rows = []
         widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
         programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
-        close_kernel[(min(programs, MAX_PROGRAMS),)](
+        args = [
             self.offsets, self.N, self.T, *_filled(rows, 6, None), *_filled(widths, 6, 0), *_filled(whole, 3, None),
-            *_filled(sizes, 3, 0), BLOCK=BLOCK,
-        )  # fmt: skip
+            *_filled(sizes, 3, 0),
+        ]  # fmt: skip
+        _launch(close_kernel, min(programs, MAX_PROGRAMS), args, [*rows, *whole], len(rows))
+
+
+def _launch(kernel, programs: int, args: list, tensors: list[Tensor], *kind: int) -> None:
+    """Launch a kernel of this module. tensors: the arguments in whose dtypes calls may differ; kind: what else they may
+    differ in, but for numbers, since Triton specializes the kernels on none."""
+    stream, known = remembered(tensors, kernel.fn, *kind)
+    options = known.get("options")
+    if options is None:
+        options = known["options"] = Options(BLOCK=BLOCK)
+    launch(kernel, programs, args, options, stream)
 
 
 def _filled(x: list, size: int, filler) -> list:

@@ -4,12 +4,14 @@ compute the state entering each chunk (`stream_triton`).
 A chunk is mild if e^(its decays relative to its middle row) fits float32 (`tiles_triton`): kernels have a faster path.
 """
 
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import torch
 
 from .dispatch import interpreted
+from .kernel_triton import Options, Part, launch, remembered
 from .launch import (
     CHUNK_SIZE,
     FULL_GPU,
@@ -34,9 +36,9 @@ class Stored(NamedTuple):
     of `ChunkPlan.stored_shape` of which they are views."""
 
     whole: torch.Tensor
-    states: torch.Tensor
-    scales: torch.Tensor | None
-    mild_scales: torch.Tensor | None
+    states: torch.Tensor | Part
+    scales: torch.Tensor | Part | None
+    mild_scales: torch.Tensor | Part | None
 
 
 class ChunkPlan:
@@ -46,10 +48,12 @@ class ChunkPlan:
     state [rows, V]. chunk_size: 0 for the default. flags: how many numbers say whether a chunk of a head is mild; 0:
     one for each block of K. Attributes: N, chunks: numbers of sequences and chunks (packed: an upper bound of these);
     C: the chunk length; scaled: states are stored in float16 with row scales; empty(shape): allocates float32.
+    current_stream, known: after `remember`, that and what calls of this kind remember, by launch.
     """
 
     blocks = False
     """Whether the operator has kernels for chunks of which only the blocks are mild (`halves_and_mild`)."""
+    current_stream: int | None = None
 
     def __init__(self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0):
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
@@ -61,8 +65,15 @@ class ChunkPlan:
         else:
             self.N, self.chunks = packing.N, packing.capacity(self.C)
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
+        self.known: dict = {}
         # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
-        self.flags = flags or cdiv(self.rows, block(self.rows, TABLE[f"{op}.stream", self.width].BK))
+        self.flags = flags or self.sizes("stream")[1]
+
+    def remember(self, *tensors: torch.Tensor) -> None:
+        """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes. Sizes of
+        heads that the plan does not have are keys in `known`. tensors: all inputs of the call but states."""
+        kind = self.op, self.H, self.rows, self.columns, self.C, self.packing is None, TABLE.version
+        self.current_stream, self.known = remembered(tensors, *kind)
 
     @cached_property
     def at_once(self) -> int:
@@ -101,7 +112,7 @@ class ChunkPlan:
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * cdiv(V, block(V, TABLE[f"{self.op}.stream", "16-bit"].BV))
+        return self.chunks * self.H * self.rows * self.sizes("stream", V)[2]
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
@@ -120,13 +131,16 @@ class ChunkPlan:
         return stored
 
     def unpacked(self, stored: torch.Tensor, V: int) -> Stored:
-        """Return the states and scales in a tensor of `stored_shape`, as views."""
+        """Return the states and scales in a tensor of `stored_shape`, as views or, for remembered launches, parts."""
         if not self.scaled:
             return Stored(stored, stored, None, None)
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         scales = (stored.numel() - states) // 2
-        own, mild, states = stored.split_with_sizes([scales, scales, states])
-        return Stored(stored, states.view(torch.float16), own, mild)
+        parts = (
+            Part(stored, 2 * scales, states, torch.float16), Part(stored, 0, scales, torch.float32),
+            Part(stored, scales, scales, torch.float32),
+        )  # fmt: skip
+        return Stored(stored, *(parts if self.current_stream is not None else [x.view() for x in parts]))
 
     def flattened(self, args, mild: bool) -> list:
         """Return args with each `Stored` replaced by its states and its scales (mild: its mild_scales)."""
@@ -141,7 +155,9 @@ class ChunkPlan:
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
 
-    def states(self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, remainders=None, mild=None):
+    def states(
+        self, x, y, w, scale, first, last, reverse, inclusive=False, beside=None, units=None, remainders=None, mild=None
+    ):  # fmt: skip
         """Compute the state entering each chunk (reverse: the gradient leaving it), as `Stored`, and which chunks are
         mild, int32, chunks x H x NK numbers (reverse: None).
 
@@ -153,46 +169,63 @@ class ChunkPlan:
         zeros, and returns a function that returns the list of first and beside's first, and may wait for them.
         beside: (x, y, first, last) of another state with the same decay and sizes, except V. Both go through one
         launch, and `Stored` states of each are returned.
+        units [B, T, G H]: factors of the rows of x, not of beside's; None: 1.
         remainders: float16 output [chunks, H, K, V], the rounding errors of the stored states, not of beside's
         (`store_state`). mild: the tensor to be filled and returned as the second result, if it is allocated already.
         """
         inputs = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in inputs]
-        common, NK, NV = self.sizes("stream", columns[0])
-        common |= dict(
-            G=x.shape[2] // self.H, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, BLOCKS=self.blocks,
-            OTHER_V=0, OTHER_BV=1,
-        )  # fmt: skip
-        if beside:
-            other, _, other_NV = self.sizes("stream", columns[1])
-            common |= dict(OTHER_V=columns[1], OTHER_BV=other["BV"])
-            NV += other_NV
+        options = partial(self._stream_options, columns, x.shape[2] // self.H, reverse, inclusive)
         # Kernels read only what was written, and gradients of states are no operator's output.
         wholes = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
-        stored = tuple([self.unpacked(x, V) for x, V in zip(wholes, columns, strict=True)])
+        stored = [self.unpacked(x, V) for x, V in zip(wholes, columns, strict=True)]
+        programs, NK = self._stream_blocks(columns)
         if not reverse:
             mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32) if mild is None else mild
             if self.packing is not None or not (self.scaled or self.blocks):
                 mild.zero_()
-        L, parts, are_pieces = self.parts(NK * NV * self.H)
+        L, parts, are_pieces = self.parts(programs)
         where = (None, None, *self.where[1:], L)
         if are_pieces:
             _, *pieces = self.packing.pieces(self.C * L)
             where = *pieces, *where[2:]
-        grid = (NK * NV * self.H * parts,)
         if parts > self.N or callable(first):
-            entering = self._start_parts(inputs, w, scale, parts, where, grid, common)()
+            entering = self._start_parts(inputs, units, w, scale, parts, where, programs * parts, options, reverse)()
             inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
-        streams = [
-            (x, y, S.states, S.scales, S.mild_scales, first, last)
-            for (x, y, first, last), S in zip(inputs, stored, strict=True)
-        ]
+        args = []
+        for (x, y, first, last), S in zip(inputs, stored, strict=True):
+            args += x, y, S.states, S.scales, S.mild_scales, first, last
         _, _, first, last = inputs[0]
-        stream_kernel[grid](
-            *_pair(streams), remainders, w, None, mild, scale, *where, TOTALS=False, IN_PARTS=parts > self.N,
-            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common,
+        launch(
+            stream_kernel, programs * parts, [*_filled(args), units, remainders, w, None, mild, scale, *where],
+            options(False, parts > self.N, first, last is not None), self.current_stream,
         )  # fmt: skip
         return (stored if beside else stored[0]), mild
+
+    def _stream_blocks(self, columns: Sequence[int]) -> tuple[int, int]:
+        """Return the programs of `stream_kernel` for a part of states of so many columns, and its blocks along K."""
+        key = "blocks", *columns
+        found = self.known.get(key)
+        if found is None:
+            blocks = [self.sizes("stream", V)[1:] for V in columns]
+            NK = blocks[0][0]
+            found = self.known[key] = NK * sum(NV for _, NV in blocks) * self.H, NK
+        return found
+
+    def _stream_options(self, columns, G: int, reverse: bool, inclusive: bool, totals, in_parts, first, last):
+        """Return the keyword arguments of `stream_kernel` for states of so many columns. G: heads of x to one of w;
+        totals, in_parts, last: whether the kernel has these switches; first: the initial state or None."""
+        given = None if first is None else first.dtype
+        key = "stream", *columns, G, reverse, inclusive, totals, in_parts, given, last
+        found = self.known.get(key)
+        if found is None:
+            common, *others = [self.sizes("stream", V)[0] for V in columns]
+            found = self.known[key] = Options(
+                **common, G=G, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, BLOCKS=self.blocks,
+                OTHER_V=others[0]["V"] if others else 0, OTHER_BV=others[0]["BV"] if others else 1,
+                TOTALS=totals, IN_PARTS=in_parts, HAS_FIRST=first is not None, WANTS_LAST=last,
+            )  # fmt: skip
+        return found
 
     def parts(self, programs):
         """Return the number of chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.
@@ -212,7 +245,8 @@ class ChunkPlan:
     def request_layout(self, *columns: int) -> None:
         """Request the pieces that `states` of so many columns will need, to be laid out with those needed earlier."""
         if self.packing is not None:
-            self.parts(sum(NK * NV for _, NK, NV in (self.sizes("stream", V) for V in columns)) * self.H)
+            programs, _ = self._stream_blocks(columns)
+            self.parts(programs)
 
     def start_parts(self, x, y, w, scale, first, parts, sequence_of_part, parts_before, tokens, reverse):
         """Start to compute the state entering each part, [parts, H, K, V] (reverse: the gradient of the state leaving
@@ -220,30 +254,31 @@ class ChunkPlan:
 
         parts: their number. sequence_of_part [parts], parts_before [N + 1]: as in `positions_triton`. tokens: of a
         part, a multiple of every chunk length. Other arguments as of `states`."""
-        common, NK, NV = self.sizes("stream")
-        common |= dict(
-            G=1, REVERSE=reverse, INCLUSIVE=False, SCALED=self.scaled, BLOCKS=False, OTHER_V=0, OTHER_BV=1,
-        )  # fmt: skip
+        columns = [self.columns]
         # Offsets of chunks say where to store their states; none is stored here.
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, parts_before, cu_seqlens, parts_before, self.T, tokens // self.C)
-        grid = (NK * NV * self.H * parts,)
-        finish = self._start_parts([(x, y, first, None)], w, scale, parts, where, grid, common)
+        options, (programs, _) = partial(self._stream_options, columns, 1, reverse, False), self._stream_blocks(columns)
+        inputs = [(x, y, first, None)]
+        finish = self._start_parts(inputs, None, w, scale, parts, where, programs * parts, options, reverse)
         return lambda: finish()[0]
 
-    def _start_parts(self, inputs, w, scale, parts, where, grid, common):
+    def _start_parts(self, inputs, units, w, scale, parts, where, programs, options, reverse):
         """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
-        that waits for `first` and returns a list of [parts, H, K, V]. where, grid, common: positions, grid and keyword
-        arguments of `stream_kernel`; others as in `start_parts`."""
+        that waits for `first` and returns a list of [parts, H, K, V]. units: as of `states`. where, programs,
+        options: of `stream_kernel`, positions, number and `_stream_options` of these states; others as in
+        `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
-        totals = [(x, y, S, None, None, None, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
-        stream_kernel[grid](
-            *_pair(totals), None, w, decay, None, scale, *where,
-            TOTALS=True, IN_PARTS=True, HAS_FIRST=False, WANTS_LAST=False, **common,
+        args = []
+        for (x, y, _, _), S in zip(inputs, entering, strict=True):
+            args += x, y, S, None, None, None, None
+        launch(
+            stream_kernel, programs, [*_filled(args), units, None, w, decay, None, scale, *where],
+            options(True, True, None, False), self.current_stream,
         )  # fmt: skip
         _, parts_before, *_ = where
-        rest = parts // self.N, parts_before, common["REVERSE"]
+        rest = parts // self.N, parts_before, reverse
         firsts = [first for _, _, first, _ in inputs]
         wait = None
         if callable(firsts[0]):
@@ -274,9 +309,9 @@ class ChunkPlan:
         )  # fmt: skip
 
 
-def _pair(streams: list[tuple]) -> tuple:
-    """Return `stream_kernel`'s first arguments for one state, with None for the second, or for two."""
-    return (*streams[0], *(streams[1] if len(streams) > 1 else (None,) * len(streams[0])))
+def _filled(args: list) -> list:
+    """Return `stream_kernel`'s arguments of one state, with None for those of the second, or of two."""
+    return args if len(args) == 14 else [*args, *[None] * 7]
 
 
 def block_of(C: int, size: int, limit: int) -> int:

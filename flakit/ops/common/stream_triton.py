@@ -25,6 +25,7 @@ from .tiles_triton import (
     halves_and_mild,
     load_decays,
     load_tile,
+    row_units,
     state_pointers,
     store_state,
     total_decay,
@@ -46,14 +47,14 @@ def _passed(o_t, o_i, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr):
 
 @triton.jit
 def _walk(
-    x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end, first_chunk,
-    chunks, i_p, i_h, i_k, i_v,
+    x, units, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
+    first_chunk, chunks, i_p, i_h, i_k, i_v,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr, TOTALS: tl.constexpr,
     SCALED: tl.constexpr, BLOCKS: tl.constexpr, HAS_FIRST: tl.constexpr, WANTS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. remainders,
-    decay and mild may be None."""
+    """Carry a tile [BK, BV] of a state through a part, as `stream_kernel` does, whose arguments these are. units,
+    remainders, decay and mild may be None."""
     NK: tl.constexpr = (K + BK - 1) // BK
     # x^T e^{after}, with the channels k as rows, is then the left operand in the registers where it is computed.
     BY_COLUMNS: tl.constexpr = SCALED and C == SUMMED_BY_PRODUCT and w.dtype.element_ty != tl.float32
@@ -95,9 +96,15 @@ def _walk(
             b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK)
             b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
             if BY_COLUMNS:
-                x_terms = terms(tl.trans(b_x).to(tl.float32) * factor, 2)
+                b_x = tl.trans(b_x).to(tl.float32) * factor
+                if units is not None:
+                    b_x *= row_units(units, start, end, i_h * G + i_g, H * G, C)[None, :]
+                x_terms = terms(b_x, 2)
             else:
-                x_terms = [tl.trans(term) for term in terms(b_x.to(tl.float32) * factor, 2 if SCALED else 3)]
+                b_x = b_x.to(tl.float32) * factor
+                if units is not None:
+                    b_x *= row_units(units, start, end, i_h * G + i_g, H * G, C)[:, None]
+                x_terms = [tl.trans(term) for term in terms(b_x, 2 if SCALED else 3)]
             b_S = add_products(b_S, x_terms, input_terms(b_y))
     if TOTALS:
         if decay is not None:
@@ -114,7 +121,7 @@ def _walk(
 def stream_kernel(
     x, y, states, scales, mild_scales, initial, last,
     other_x, other_y, other_states, other_scales, other_mild_scales, other_initial, other_last,
-    remainders, w, decay, mild, scale, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L,
+    units, remainders, w, decay, mild, scale, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, OTHER_V: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OTHER_BV: tl.constexpr, REVERSE: tl.constexpr, INCLUSIVE: tl.constexpr,
     TOTALS: tl.constexpr, IN_PARTS: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr,
@@ -127,13 +134,13 @@ def stream_kernel(
     G: heads of x and y that write into one state. SCALED: split products, 16-bit states. OTHER_V: columns of a second
     state with the same decay, 0 for none. A program holds a tile [BK, BV] of one state in registers.
 
-    x [B, T, G H, K], y [B, T, G H, V], w [B, T, H, K]
+    x [B, T, G H, K], y [B, T, G H, V], w [B, T, H, K], units [B, T, G H] or None
     states, remainders [chunks, H, K, V]; with TOTALS, states [parts, H, K, V]
     scales, mild_scales [chunks, H, NV, K], decay [parts, H, K], mild [chunks, H, NK]
     initial, last [N, H, K, V]; with IN_PARTS, initial [parts, H, K, V]
     other_*: as x to last, with OTHER_V columns
     sequence_of_part [parts], parts_before, cu_seqlens, chunks_before [N + 1]
-    remainders (`store_state`): of the first state alone, or None
+    units (`row_units`), remainders (`store_state`): of the first state alone, or None
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -144,11 +151,11 @@ def stream_kernel(
         i_p, sequence_of_part, parts_before, cu_seqlens, chunks_before, T, L, C, IN_PARTS, PACKED
     )
     if i_v < NV:
-        _walk(x, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
+        _walk(x, units, y, w, states, scales, mild_scales, remainders, decay, mild, initial, last, scale, begin, end,
               first_chunk, chunks, i_p, i_h, i_k, i_v, H, G, K, V, C, BK, BV, REVERSE, INCLUSIVE, TOTALS, SCALED,
               BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
     elif OTHER_V > 0:
-        _walk(other_x, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
+        _walk(other_x, None, other_y, w, other_states, other_scales, other_mild_scales, None, None, None, other_initial,
               other_last, scale, begin, end, first_chunk, chunks, i_p, i_h, i_k, i_v - NV, H, G, K, OTHER_V, C, BK,
               OTHER_BV, REVERSE, INCLUSIVE, TOTALS, SCALED, BLOCKS, HAS_FIRST, WANTS_LAST)  # fmt: skip
 

@@ -88,13 +88,33 @@ def scale_pointers(p, i, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def scaled(x):
-    """Return x [N, D] in float16, each row divided by the power of two of its largest element, and the powers [N]."""
+def scaled(x, BITS: tl.constexpr = 0):
+    """Return x [N, D] in float16, each row divided by a power of two, and the powers [N]. A row's largest element is
+    from 2^BITS to 2^(BITS + 1) then; with 14 BITS one of 2^-28 of it keeps all its digits."""
     x = x.to(tl.float32)
-    exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000) - (BITS << 23)
     exponent = tl.minimum(tl.maximum(exponent, 0x04000000), 0x7B000000)  # so that its reciprocal is finite too
     reciprocal = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
     return (x * reciprocal[:, None]).to(tl.float16), exponent.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def row_units(units, start, end, i_h, H: tl.constexpr, C: tl.constexpr):
+    """Load what `store_in_units` stored of a chunk's rows in units [rows, H], [C]; ones outside the sequence."""
+    o_c = tl.arange(0, C)
+    return tl.load(units + start * H + i_h + o_c * H, mask=o_c < end - start, other=1.0)
+
+
+@triton.jit
+def store_in_units(p, units, x, start, end, i_h, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+                   BD: tl.constexpr):  # fmt: skip
+    """Store float32 x [C, D] in float16 where `load_tile` loads it, `scaled` by row, and the rows' powers of two in
+    units [rows, H]. Return what was stored, in float32."""
+    x, unit = scaled(x, 14)
+    store_tile(p, x, start, end, i_h, 0, H, D, C, BD)
+    o_c = tl.arange(0, C)
+    tl.store(units + start * H + i_h + o_c * H, unit, mask=o_c < end - start)
+    return x.to(tl.float32) * unit[:, None]
 
 
 @triton.jit

@@ -39,10 +39,12 @@ error of a factor e^x, x 2^-24. So the bounds of a mild chunk are narrower (`til
 In a chunk of mild blocks the decay's gradient is a difference of two sums over rows, of reads and of their counterparts
 at the keys. In a mild chunk of 16-bit inputs both come from the same split operands, with all four products of their
 parts, and are summed in three parts, which hold all of float32: the same products are added and subtracted, and only
-float32 accumulation can differ. In smaller blocks a token's read of itself, which has no decay, is computed in float32
-on both sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient does. The forward
-(scores) and softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a steep chunk the
-gradient may be far smaller than such a difference: there each term carries its own decay (`steep_triton`).
+float32 accumulation can differ. (dscores of 16-bit inputs go from launch to launch in float16 with a power of two for
+each row; the sums of the reads contain them as stored.) In smaller blocks a token's read of itself, which has no decay,
+is computed in float32 on both sides, and all other terms, which may differ by 2^-17, contain a decay as the gradient
+does. The forward (scores) and softmax_grads (dp) compute the results of the reads, and pass them on in float32. In a
+steep chunk the gradient may be far smaller than such a difference: there each term carries its own decay
+(`steep_triton`).
 
 A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton would merge equal loads, or hoist them.
 """
@@ -53,7 +55,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from ..common.kernel_triton import Options, launch
-from ..common.launch import CHUNK_SIZE, TABLE, Launch, cdiv
+from ..common.launch import CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, cdiv, chip_of
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
@@ -75,8 +77,13 @@ class _Plan(ChunkPlan):
     def __init__(self, q, v, s, packing, chunk_size):
         super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
-        self.scale_block = TABLE[f"{self.op}.stream", self.width].BV
-        self.device = s.device
+        limit = TABLE[f"{self.op}.stream", self.width].BV
+        self.scale_block = block_of(self.C, limit, limit)
+        self.device, chip = s.device, chip_of(s)
+        # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
+        self.overlaps = chip is not None and chip.capability >= OVERLAPS and self.scaled
+        roomy = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
+        self.two_stages = ("output", "pass_grads") if roomy else ()
 
     @cached_property
     def inside(self) -> tuple:
@@ -91,25 +98,46 @@ class _Plan(ChunkPlan):
         self, name: str, kernel, heads: int, blocks: dict[str, int], *args, apart=False, steep=False, **more
     ) -> None:
         """Launch a kernel that works inside chunks, with a program for each chunk and each of `heads`: once for mild
-        chunks (MILD), then for the others; each launch skips the chunks of the other.
+        chunks (MILD), then for the others; each launch skips the chunks of the other, and where the chip can, the
+        second begins while the last programs of the first run (`end_after_last`).
 
         name: of its row in the launch table; args: its arguments before those of positions; blocks: sizes of the axes
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
         the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
-        sizes = (
-            TABLE[f"{self.op}.{name}", self.width], self.H, self.G, self.M, self.C, self.scale_block, self.flags,
-            self.packing is not None, tuple(blocks.items()),
-        )  # fmt: skip
+        programs = self.chunks * heads
         if steep:
-            options, _ = _options(*sizes, AT_ONCE=self.at_once, **more)
+            ((options, _),) = self._options(name, blocks, AT_ONCE=self.at_once, **more)
             flat = [*self.flattened(args, mild=False), *self.inside, self.chunks]
-            launch(kernel, (cdiv(self.chunks * heads, self.at_once),), flat, options)
+            launch(kernel, cdiv(programs, self.at_once), flat, options, self.current_stream)
             return
-        for mild in (True, False):
-            options, block_count = _options(*sizes, MILD=mild, **more)
-            programs = self.chunks * heads * (block_count if apart else 1)
-            launch(kernel, (programs,), [*self.flattened(args, mild), *self.inside], options)
+        for mild, (options, count) in zip((True, False), self._options(name, blocks, apart, **more), strict=True):
+            flat = [*self.flattened(args, mild), *self.inside]
+            launch(kernel, programs * (count if apart else 1), flat, options, self.current_stream)
+
+    def _options(self, name: str, blocks: dict[str, int], apart=False, **more) -> list[tuple[Options, int]]:
+        """Return the keyword arguments of a kernel's launches, and the number of blocks along the axes in `blocks`: of
+        mild chunks and of others, of all chunks alike if AT_ONCE is given."""
+        key = name, self.G, apart, *blocks.values(), *more.values()
+        found = self.known.get(key)
+        if found is None:
+            row = TABLE[f"{self.op}.{name}", self.width]
+            limit = min(row.BV, self.scale_block)  # a row has one scale a block
+            sizes = {f"B{x}": block_of(self.C, size, limit) for x, size in blocks.items()}
+            count = math.prod(cdiv(size, sizes[f"B{x}"]) for x, size in blocks.items())
+            two_stages = name in self.two_stages and not apart and count > 1
+            common = dict(
+                H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=self.scale_block,
+                FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
+                num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
+                maxnreg=row.maxnreg,
+            )  # fmt: skip
+            early = dict(launch_pdl=True) if self.overlaps else {}
+            both = dict(MILD=True, OVERLAPS=self.overlaps), dict(MILD=False, OVERLAPS=self.overlaps, **early)
+            paths = ({},) if "AT_ONCE" in more else both
+            found = [(Options(**common, **blocks, **sizes, **path, **more), count) for path in paths]
+            self.known[key] = found
+        return found
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -140,22 +168,6 @@ def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
             yield between(boundary, middle) + between(middle, boundary)
 
     return torch.stack([torch.stack(list(matrices(rows))) for rows in (1, BLOCK, C)]).bfloat16()
-
-
-@lru_cache(1024)
-def _options(
-    row: Launch, H: int, G: int, M: int, C: int, BS: int, flags: int, packed: bool, blocks: tuple[tuple[str, int], ...],
-    **more,
-) -> tuple[Options, int]:  # fmt: skip
-    """Return the keyword arguments of a kernel, with `more`, and the product of its numbers of blocks along the axes in
-    `blocks`."""
-    options = Options(
-        H=H, G=G, M=M, C=C, BM=block_of(C, M, 128), BS=BS, FLAGS=flags, PACKED=packed, LEVELS=C.bit_length() - 1,
-        num_warps=row.num_warps, num_stages=row.num_stages, maxnreg=row.maxnreg, **more,
-    )  # fmt: skip
-    for name, size in blocks:
-        options |= {name: size, f"B{name}": block_of(C, size, row.BV)}
-    return options, math.prod(cdiv(size, options[f"B{name}"]) for name, size in blocks)
 
 
 def _slot_rows(states) -> tuple:
@@ -191,6 +203,7 @@ def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], .
 def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (no scores unless `keep`)."""
     plan = _Plan(q, v, s, packing, chunk_size)
+    plan.remember(q, k, v, s, g)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
@@ -210,7 +223,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     o = q.new_empty(*q.shape[:3], V)
     plan.launch(
         "output", output_kernel, q.shape[2], dict(K=K, V=V),
-        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep, SCALED=plan.scaled,
+        q, k, v, s, g, hk, remainders, hv, mild, o, kept, scale, KEEP=keep,
     )  # fmt: skip
     if keep and packing is not None and packing.returned:
         packing.saved_rows.append(kept[:used].view(*q.shape[:3], plan.M))
@@ -218,8 +231,9 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
 
 
 def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
-    """Return dq, dk, dv, ds, dg in their inputs' dtypes and those of the initial (hk, hv) in float32."""
+    """Return dq, dk, dv, ds, dg in their inputs' dtypes, and those of the initial (hk, hv) in float32 if there are."""
     plan = _Plan(q, v, s, packing, chunk_size)
+    plan.remember(q, k, v, s, g, do)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)
     logits, hk, hv = saved
@@ -227,31 +241,35 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
     mild = logits[-flags:].view(torch.int32)
     hk, hv = plan.unpacked(hk, K), plan.unpacked(hv, V)
     slots = *q.shape[:3], plan.M
-    p = logits.new_empty(slots, dtype=torch.float16 if plan.scaled else torch.float32)
-    dscores, reads = plan.empty(slots), plan.empty(slots)
+    p, dscores = (plan.empty(slots, dtype=torch.float16 if plan.scaled else torch.float32) for _ in range(2))
+    units = plan.empty(slots[:-1]) if plan.scaled else None
+    reads = plan.empty(slots)
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
-        v, s, g, do, hv, logits, mild, p, dscores, reads, scale, SCALED=plan.scaled,
+        v, s, g, do, hv, logits, mild, p, dscores, units, reads, scale,
     )  # fmt: skip
     last_hk, last_hv = _slot_rows(dfinal_state)
-    first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
+    first_hk, first_hv = None, None
+    if initial_state is not None:
+        first_hk, first_hv = (plan.empty(plan.N, plan.H, plan.M, D) for D in (K, V))
     (dhk, dhv), _ = plan.states(
-        dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv)
-    )
+        dscores, q, g, 1.0, last_hk, first_hk, reverse=True, inclusive=True, beside=(p, do, last_hv, first_hv),
+        units=units,
+    )  # fmt: skip
     ds, dg = torch.empty_like(s), torch.empty_like(g)
-    blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, reads, mild, ds, dg)
-    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args, SCALED=plan.scaled)
-    plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True, SCALED=plan.scaled)
+    blocks, args = dict(K=K, V=V), (q, k, v, s, g, do, hk, hv, dhk, dhv, p, dscores, units, reads, mild, ds, dg)
+    plan.launch("slot_grads", slot_grads_kernel, plan.H, blocks, *args)
+    plan.launch("steep_slot_grads", steep_slot_grads_kernel, plan.H, blocks, *args, steep=True)
     del reads, args  # the next gradients reuse its memory
     dv = torch.empty_like(v)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=V),
-        p, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, SCALED=plan.scaled, apart=plan.G > 1,
+        p, None, v, do, s, g, hv, dhv, mild, dv, None, FIRST=False, apart=plan.G > 1,
     )  # fmt: skip
     del p, dhv
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     plan.launch(
         "pass_grads", pass_grads_kernel, plan.H, dict(D=K),
-        dscores, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, SCALED=plan.scaled, apart=plan.G > 1,
+        dscores, units, k, q, s, g, hk, dhk, mild, dk, dq, FIRST=True, apart=plan.G > 1,
     )  # fmt: skip
-    return dq, dk, dv, ds, dg, (first_hk.mT, first_hv)
+    return dq, dk, dv, ds, dg, None if first_hk is None else (first_hk.mT, first_hv)

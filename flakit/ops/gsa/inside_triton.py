@@ -8,8 +8,10 @@ from ..common.blocks_triton import (
     add_products,
     add_sums,
     diagonal,
+    end_after_last,
     input_terms,
     kernel,
+    let_next_begin,
     program,
     split,
 )
@@ -21,6 +23,7 @@ from ..common.tiles_triton import (
     mildest,
     prefetch_state,
     prefetch_tile,
+    store_in_units,
     store_tile,
 )
 from .slots_triton import (
@@ -34,6 +37,7 @@ from .slots_triton import (
     in_terms,
     is_empty,
     load_exponents,
+    load_reads,
     read_memory,
     softmax,
     softmax_grads,
@@ -145,7 +149,7 @@ def output_kernel(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores of p
     with s, logits q's reads of hk (KEEP: stored), e^{to start} the decay since the chunk's start.
@@ -157,12 +161,16 @@ def output_kernel(
     hk and hv are float16, for float32 inputs float32 without scales (None)
     mild [chunks, H, FLAGS] int32, sequence_of_chunk [chunks], cu_seqlens, chunks_before [N + 1]; ones: `sums_of_rows`
     """
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -191,27 +199,33 @@ def output_kernel(
 
 @kernel
 def softmax_grads_kernel(
-    v, s, g, do, hv, hv_scales, logits, mild, p, dscores, reads, scale,
+    v, s, g, do, hv, hv_scales, logits, mild, p, dscores, units, reads, scale,
     ones, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute p, scale dscores = scale p (dp - <p, dp>), where dp is do's read, and reads for one chunk and query head.
 
     reads: the part of a read in the gradient of the decays up to it, of both passes, p dp + scale dscores logits, from
     the operands x* of `slot_grads_kernel`. In registers: do v^T [C, C]; dp, p and logits [C, BM].
+    SCALED: dscores are float16 in `units` (`store_in_units`), and reads contain them as stored.
 
     v [B, T, H, V], s, g [B, T, H, M], do [B, T, H G, V], logits, p, dscores, reads [B, T, H G, M]
-    hv [chunks, H, M, V], hv_scales [chunks, H, NS, M], mild, sequence_of_chunk, … as of `output_kernel`
+    units [B, T, H G], for float32 inputs None; hv [chunks, H, M, V], hv_scales [chunks, H, NS, M]
+    mild, sequence_of_chunk, … as of `output_kernel`
     """
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_hq, i_c = i % (H * G), i // (H * G)
     i_h = i_hq // G
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -228,19 +242,23 @@ def softmax_grads_kernel(
     stored = b_p.to(p.dtype.element_ty)
     store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
     b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1, SCALED), SCALED) * scale
-    store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
+    if SCALED:
+        b_x = store_in_units(dscores, units, b_x, start, end, i_hq, H * G, M, C, BM)
+    else:
+        store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
     b_reads = _as_split(_decayed(stored, upto, 1, SCALED), MILD and SCALED) * b_dp
     b_reads += _as_split(_decayed(b_x, upto, 1, SCALED), MILD and SCALED) * _decayed(b_logits, upto, -1, SCALED)
     store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
 @triton.jit
-def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr,
+def _add_key_reads(b_z, x, units, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, HQ: tl.constexpr, H: tl.constexpr,
                    M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
                    LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
-    """Return b_z + the reads of each key in one pass, sum_i (z_i^T y_j) x_i without the factor e^{-upto_j}, [C, BM]."""
+    """Return b_z + the reads of each key in one pass, sum_i (z_i^T y_j) x_i without the factor e^{-upto_j}, [C, BM].
+    units: of x (`load_reads`), or None."""
     b_dA = tl.zeros([C, C], dtype=tl.float32)
-    b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
+    b_x = load_reads(x, units, start, end, i_hq, HQ, M, C, BM)
     for i_d in range(0, (D + BD - 1) // BD):
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_z1 = load_tile(z, start, end, i_hq, i_d, 0, HQ, D, C, BD)
@@ -259,12 +277,12 @@ def _add_key_reads(b_z, x, y, z, b_g, upto, base, ones, start, end, i_hq, i_h, H
 @kernel
 def slot_grads_kernel(
     q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales,
-    dhv, dhv_scales, p, dscores, reads, mild, ds, dg, ones,
+    dhv, dhv_scales, p, dscores, units, reads, mild, ds, dg, ones,
     sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute ds and dg for one chunk of mild blocks and head. In registers: y z^T [C, C], then Z, dg and Y [C, BM].
 
@@ -274,14 +292,19 @@ def slot_grads_kernel(
     upto, s*, to end: of `chunk_triton`; reads: of `softmax_grads_kernel`.
 
     q [B, T, H G, K], k [B, T, H, K], v [B, T, H, V], do [B, T, H G, V], s, g, ds, dg [B, T, H, M]
-    p, dscores, reads [B, T, H G, M], hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V]
+    p, dscores, reads [B, T, H G, M], units [B, T, H G] or None (`load_reads`)
+    hk, dhk [chunks, H, M, K], hv, dhv [chunks, H, M, V]
     *_scales [chunks, H, NS, M]; mild, sequence_of_chunk, … as of `output_kernel`
     """
+    if not MILD:
+        end_after_last(OVERLAPS)
     i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if flag != 1 + MILD:
         return
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
@@ -300,12 +323,12 @@ def slot_grads_kernel(
     for i_g in range(G):
         i_hq = i_h * G + i_g
         b_z = _add_key_reads(
-            b_z, dscores, k, q, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK, LEVELS, MILD,
-            SCALED,
+            b_z, dscores, units, k, q, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, K, C, BM, BK, LEVELS,
+            MILD, SCALED,
         )  # fmt: skip
         b_z = _add_key_reads(
-            b_z, p, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS, MILD,
-            SCALED,
+            b_z, p, None, v, do, b_g, upto, base, ones, start, end, i_hq, i_h, H * G, H, M, V, C, BM, BV, LEVELS,
+            MILD, SCALED,
         )  # fmt: skip
     if MILD:
         prefetch_tile(s, start, end, i_h, 0, H, M, C, M)
@@ -347,12 +370,12 @@ def slot_grads_kernel(
 
 @kernel
 def pass_grads_kernel(
-    x, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz,
+    x, units, y, z, s, g, states, scales, dstates, dscales, mild, dy, dz,
     ones, sequence_of_chunk, cu_seqlens, chunks_before, T,
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
     BD: tl.constexpr, BS: tl.constexpr, FIRST: tl.constexpr,
     FLAGS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute a pass's gradients for one chunk and head: x = p, y = v, z = do; FIRST: x = scale dscores, y = k, z = q.
 
@@ -361,10 +384,13 @@ def pass_grads_kernel(
     In registers: E [C, C]; x* = x e^{upto} and s* = s e^{-upto} [C, BM]; dy or dz [C, BD].
     Each query of a group has its own E, computed for one block of D: a program loops over all blocks only if G is 1.
 
-    x [B, T, H G, M], y, dy [B, T, H, D], z, dz [B, T, H G, D], s, g [B, T, H, M]
+    x [B, T, H G, M], units [B, T, H G] or None (`load_reads`), y, dy [B, T, H, D], z, dz [B, T, H G, D]
+    s, g [B, T, H, M]
     states, dstates [chunks, H, M, D], scales, dscales [chunks, H, NS, M]
     mild, sequence_of_chunk, … as of `output_kernel`
     """
+    if not MILD:
+        end_after_last(OVERLAPS)
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     OWN_BLOCKS: tl.constexpr = BLOCKS if G == 1 else 1
     i_b, i = program(BLOCKS // OWN_BLOCKS)
@@ -372,13 +398,15 @@ def pass_grads_kernel(
     flag = mildest(mild, i_c * H + i_h, FLAGS)
     if (flag == 2) != MILD:
         return
+    if MILD:
+        let_next_begin(OVERLAPS)
     base, ones = _blocks(flag, ones, LEVELS, MILD)
     start, end = locate_chunk(i_c, sequence_of_chunk, cu_seqlens, chunks_before, T, C, PACKED)
     i_s = i_c * H + i_h
     b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     if G == 1:
-        b_x = load_tile(x, start, end, i_h, 0, 0, H, M, C, BM)
+        b_x = load_reads(x, units, start, end, i_h, H, M, C, BM)
         prefetch_state(dstates, i_s, start < end, 0, 0, M, D, BM, D)
         prefetch_tile(z, start, end, i_h, 0, H, D, C, D)
         if FIRST:
@@ -397,7 +425,8 @@ def pass_grads_kernel(
         b_dy = weighed_memory(left, dstates, dscales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
         for i_g in range(G):
             if G > 1:
-                b_x = _decayed(load_tile(x, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
+                b_x = load_reads(x, units, start, end, i_h * G + i_g, H * G, M, C, BM)
+                b_x = _decayed(b_x, upto, 1, SCALED)
                 E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
             b_z = load_tile(z, start, end, i_h * G + i_g, i_d, 0, H * G, D, C, BD)
             b_dy = add_products(b_dy, turned(E), input_terms(b_z))
@@ -406,7 +435,7 @@ def pass_grads_kernel(
         tl.debug_barrier()
         for i_g in range(G):
             i_hq = i_h * G + i_g
-            b_x = _decayed(load_tile(x, start, end, i_hq, 0, 0, H * G, M, C, BM), upto, 1, SCALED)
+            b_x = _decayed(load_reads(x, units, start, end, i_hq, H * G, M, C, BM), upto, 1, SCALED)
             if G > 1:
                 E = _scores(b_x, b_s, b_g, base, ones, C, LEVELS, SCALED)
             if (not SCALED) or base < LEVELS:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from ..common.bands_triton import turned
 from ..common.blocks_triton import INTERPRETED, add_products, exp, sums, terms
-from ..common.tiles_triton import is_zero, load_decays, load_tile, scaled, state_pointers
+from ..common.tiles_triton import is_zero, load_decays, load_tile, row_units, scaled, state_pointers
 
 TO_START, TO_END, TO_BOUNDARY = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Indices into `chunk_triton.sums_of_rows` of one block size: to the chunk's start, its end, (+ level) a boundary."""
@@ -27,6 +27,16 @@ def load_exponents(g, start, end, i_h, H: tl.constexpr, M: tl.constexpr, C: tl.c
     if not SCALED:
         b_g *= 1.4426950408889634
     return b_g
+
+
+@triton.jit
+def load_reads(x, units, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr):
+    """Load the reads of a chunk's slots in one pass, p or dscores, of one query, [C, BM]: x [rows, HQ, M] as stored or,
+    with units (`row_units`), in float32."""
+    b_x = load_tile(x, start, end, i_hq, 0, 0, HQ, M, C, BM)
+    if units is not None:
+        b_x = b_x.to(tl.float32) * row_units(units, start, end, i_hq, HQ, C)[:, None]
+    return b_x
 
 
 @triton.jit
@@ -149,10 +159,10 @@ def is_empty(states, scales, i, there, M: tl.constexpr, D: tl.constexpr, BM: tl.
     if SCALED:
         empty = is_zero(scales, i, there, 0, M, D, BM, BS)
     else:
-        largest = tl.zeros([BM], dtype=tl.float32)
-        for i_d in range(0, (D + BD - 1) // BD):
-            largest = tl.maximum(largest, tl.max(tl.abs(memory(states, i, there, i_d, M, D, BM, BD)), 1))
-        empty = largest == 0.0
+        filled = tl.zeros([BM], dtype=tl.int32)
+        for i_d in range(0, (D + BD - 1) // BD):  # a maximum would pass over NaN
+            filled |= tl.max((memory(states, i, there, i_d, M, D, BM, BD) != 0.0).to(tl.int32), 1)
+        empty = filled == 0
     return empty
 
 

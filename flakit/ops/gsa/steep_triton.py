@@ -26,24 +26,25 @@ from .slots_triton import (
     factor,
     in_terms,
     load_exponents,
+    load_reads,
     matrix,
     read_memory,
 )
 
 
 @triton.jit
-def _load_reads(p, dscores, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+def _load_reads(p, dscores, units, second, start, end, i_hq, HQ: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
                 BM: tl.constexpr):  # fmt: skip
     """Load the reads of a pass for one query, float32 [C, BM]: p of the `second`, dscores of the first."""
     if second:
         b_x = load_tile(p, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
     else:
-        b_x = load_tile(dscores, start, end, i_hq, 0, 0, HQ, M, C, BM).to(tl.float32)
+        b_x = load_reads(dscores, units, start, end, i_hq, HQ, M, C, BM).to(tl.float32)
     return b_x
 
 
 @triton.jit
-def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
+def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, units, second, s, g, ones, start, end, i_hq, i_h,
                     HQ: tl.constexpr, H: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BM: tl.constexpr,
                     LEVELS: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
     """Return ds and dg [C, BM] plus the terms of pairs of rows of one query in one pass.
@@ -60,7 +61,7 @@ def _add_slot_pairs(b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, en
         b_g = load_exponents(g, start, end, i_h, H, M, C, BM, False, SCALED)
         between = matrix(ones, TO_BOUNDARY + level, C)
         weight = factor(sums(between, b_g), SCALED)
-        b_x = _load_reads(p, dscores, second, start, end, i_hq, HQ, M, C, BM)
+        b_x = _load_reads(p, dscores, units, second, start, end, i_hq, HQ, M, C, BM)
         b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32)
         b_met = tl.where(right[:, None], b_x, b_s) * weight
         x_or_s = in_terms(b_met, SCALED)
@@ -87,8 +88,8 @@ def _pass_tensors(second, z, y, states, scales, dstates, dscales, z_2, y_2, stat
 
 @kernel
 def steep_slot_grads_kernel(
-    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, reads, mild, ds, dg,
-    ones, sequence_of_chunk, cu_seqlens, chunks_before, T, chunks,
+    q, k, v, s, g, do, hk, hk_scales, hv, hv_scales, dhk, dhk_scales, dhv, dhv_scales, p, dscores, units, reads, mild,
+    ds, dg, ones, sequence_of_chunk, cu_seqlens, chunks_before, T, chunks,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
     FLAGS: tl.constexpr, AT_ONCE: tl.constexpr, LEVELS: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr,
@@ -142,7 +143,7 @@ def steep_slot_grads_kernel(
                         b_x += read_memory(b_z, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED)
                     b_g = load_exponents(g, start, end, i_h, H, M, C, BM, False, SCALED)
                     b_x *= factor(decays(ones, TO_START, b_g, C), SCALED)
-                    b_x *= _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+                    b_x *= _load_reads(p, dscores, units, second, start, end, i_hq, H * G, M, C, BM)
                     b_dg = add_sums(b_dg, tl.trans(matrix(ones, TO_START, C)), b_x, not SCALED)
             for n in range(2 * G):  # one loop for both passes: two would hold masks in registers for each other
                 tl.debug_barrier()
@@ -157,11 +158,11 @@ def steep_slot_grads_kernel(
                     b_z = load_tile(z, start, end, i_hq, i_d, 0, H * G, D, C, BD)
                     b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
                     b_A = add_input_product(b_A, b_z, b_y)
-                b_ds += diagonal(b_A, C) * _load_reads(p, dscores, second, start, end, i_hq, H * G, M, C, BM)
+                b_ds += diagonal(b_A, C) * _load_reads(p, dscores, units, second, start, end, i_hq, H * G, M, C, BM)
                 earlier, later = o_c[:, None] > o_c[None, :], o_c[:, None] < o_c[None, :]
                 pairs = in_terms(tl.where(earlier, b_A, tl.where(later, tl.trans(b_A), 0.0)), SCALED)
                 b_ds, b_dg = _add_slot_pairs(
-                    b_ds, b_dg, pairs, p, dscores, second, s, g, ones, start, end, i_hq, i_h,
+                    b_ds, b_dg, pairs, p, dscores, units, second, s, g, ones, start, end, i_hq, i_h,
                     H * G, H, M, C, BM, LEVELS, SCALED,
                 )  # fmt: skip
             store_tile(ds, b_ds, start, end, i_h, 0, H, M, C, BM)

@@ -32,6 +32,7 @@ class Launches(Configuration):
 # The table's blocks are reached by K and V above them.
 CONFIGURATIONS = {
     "bf16-K128-V128-M64": Launches(chunk, bf16, 128, 128, M=64),
+    "bf16-K512-V512-M64": Launches(chunk, bf16, 512, 512, M=64),
     "bf16-gf32-K512-V100-M128-G4-packed-states": Launches(
         chunk, bf16, 512, 100, M=128, group=4, wide=f32, packed=True, states=True
     ),

@@ -7,12 +7,14 @@ import torch
 
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
+from flakit.ops.common.launch import TABLE
 from flakit.ops.gsa import chunk_gsa, fused_recurrent_gsa
 from tests.ops.checking import true_values
 from tests.ops.places import INTERPRETED, PLACES, everywhere
 from tests.ops.settings import Setting
 
 EVERYWHERE = pytest.mark.parametrize("place", PLACES)
+TRITON = pytest.mark.parametrize("place", [p for p in PLACES if p.id != "torch"])
 FORMS = pytest.mark.parametrize("form", ["chunk", "recurrent"])
 SETTING = Setting(op="gsa", T=37, K=24, V=40, M=20, group=2, decay="gsa", states="both")
 
@@ -187,3 +189,43 @@ def test_scores_of_a_large_memory_keep_float16s_digits(device, strong):
     truth, _ = fused_recurrent_gsa(*(x.double() for x in (*tensors, g)), backend="torch")
     worst = ((o - truth).norm(dim=-1) / truth.norm(dim=-1)).max()
     assert worst < 2e-3, worst
+
+
+@TRITON
+@pytest.mark.parametrize("stream", [{"BK": 32}, {"BV": 16}, {"BV": 64}], ids=str)
+def test_any_blocks_of_the_stream_give_right_results(place, stream):
+    """In chunks of 64 the stream has blocks of at least 64, whatever its row says, and flags and scales are of these;
+    other kernels have no larger blocks."""
+    dtype = "bfloat16" if place.device == "cuda" else "float16"  # which stands in for it in the interpreter
+    made, arriving = place.make(SETTING, T=130, H=1, K=128, V=128, M=64, group=1, dtype=dtype)
+    made["g"] = torch.full_like(made["g"], -0.1)
+    made["g"][:, 64:128, :, 40:] = -5.0  # a chunk that is mild in its first 40 slots alone
+    key = "gsa.stream", "16-bit"
+    with TABLE.using({key: TABLE[key]._replace(**stream)}):
+        place.check(made, arriving, "chunk", "gsa", chunk_size=64)
+
+
+@TRITON
+@pytest.mark.parametrize("gate", [-0.1, -0.9], ids=["mild chunk", "mild blocks"])
+def test_a_memory_of_nan_is_not_an_empty_one(place, gate):
+    """The gradient of the first gate, which acts on the memory alone, is 0 only where the memory is."""
+    made, arriving = place.make(replace(SETTING, dtype="float32"), T=40, H=1, group=1)
+    made["g"] = torch.full_like(made["g"], gate)
+    hk, hv = made["initial_state"]
+    hk[..., 3], hv[..., 3, :] = torch.nan, torch.nan
+    dg = place.run(made, arriving, "chunk", "gsa", chunk_size=32)["dg"]
+    assert dg[:, 0, :, 3].isnan().all()
+
+
+@TRITON
+@pytest.mark.parametrize("gate", [-0.1, -5.0, -20.0], ids=["mild chunk", "mild blocks", "single rows"])
+def test_score_gradients_of_any_size_keep_their_digits(place, gate):
+    """Between two launches they are in float16, whose smallest normal number is 6e-5; here they are about 1e-6, in
+    bfloat16 1e-18, and of every other token an eighth of that."""
+    dtype, size = ("bfloat16", 1e-12) if place.device == "cuda" else ("float16", 1.0)
+    made, (do, dstate) = place.make(replace(SETTING, dtype=dtype, states="none"), T=40, H=1, group=1)
+    made["g"] = torch.full_like(made["g"], gate)
+    made |= {"q": 128 * made["q"], "k": 128 * made["k"], "scale": 2.0**-14 / made["q"].shape[-1] ** 0.5}
+    do *= size
+    do[:, ::2] /= 8
+    place.check(made, (do, dstate), "chunk", "gsa", chunk_size=32)
