@@ -35,7 +35,7 @@ import triton.language as tl
 from flakit.ops.common.packed_triton import Packing
 from flakit.ops.common.recurrence_triton import relayout
 from tests.ops import ledger, record_compiled
-from tests.ops.compiling import BLOCKS, compile_for, described, launches, shifted_out, tile
+from tests.ops.compiling import BLOCKS, compile_for, compiled_for, described, launches, ptx, shifted_out, tile
 from tests.ops.ledger import needs
 from tests.quick import each_value_once
 
@@ -330,6 +330,22 @@ def test_a_state_that_is_carried_in_two_ways_is_seen(by_memory):
     x = torch.zeros(64)
     (launch,) = launches(lambda: state_kernel[(1,)](x, x, x, 8, BY_MEMORY=by_memory, num_warps=2))
     assert (compile_for(launch, FOUND_ON).twice > MOST_TWICE) != by_memory
+
+
+def exchanges(op, states):
+    """How often the threads of an operator's recurrence exchange anything, forward and without gradients."""
+    size = 128 if op == "gsa" else 64
+    configured = CONFIGURED[op].Launches(
+        import_module(f"flakit.ops.{op}.recurrent_triton"), torch.bfloat16, size, size, states=states, gradients=False
+    )
+    codes = [ptx(compiled_for(launch, FOUND_ON)) for launch in configured.kernels()]
+    return [{what: code.count(what) for what in ("shfl.sync", "bar.sync")} for code in codes]
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_recurrence_without_states_exchanges_no_more(op):
+    """Its state begins as zeros, which might lie any way: RWKV6's once took twice the time."""
+    assert exchanges(op, states=False) == exchanges(op, states=True)
 
 
 VECTOR = "define void @k() {\n  %4 = shl nuw nsw <2 x i32> %3, <i32 28, i32 1>, !dbg !9\n  %5 = USE, !dbg !9\n}\n"

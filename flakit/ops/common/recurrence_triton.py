@@ -219,6 +219,15 @@ def relayout(p, x, m):
     return x
 
 
+@triton.jit
+def zeros_as_stored(unread, at, m, count):
+    """Return zeros in the layout of a float32 state stored at offsets `at` with mask m, for a call that stores none.
+
+    They are loaded from no element of the tensor `unread`: a count is never negative, which the compiler does not know.
+    """
+    return tl.load(unread.to(tl.pointer_type(tl.float32)) + at, mask=m & (count < 0), other=0.0)
+
+
 def blocks_and_options(kernel: str, x: torch.Tensor, V: int) -> tuple[int, int, int, dict]:
     """Return BK (covering K), BV, the number of blocks along V, and launch options. x [B, T, H, K]. Raises ValueError
     if K exceeds the kernel's largest block."""

@@ -43,6 +43,7 @@ from ..common.recurrence_triton import (
     sum_blocks,
     tokens_per_turn,
     turn_decays,
+    zeros_as_stored,
 )
 from .slots_triton import softmax_grads
 
@@ -145,6 +146,8 @@ def pass_kernel(
         b_S = relayout(states + (first * H + i_h) * M * D + o_s, b_S, m_s)
     elif WANTS_FINAL:
         b_S = relayout(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, m_s)
+    else:
+        b_S = zeros_as_stored(out, i_nh.to(tl.int64) * M * D + o_s, m_s, T)
     b_lost = tl.zeros_like(b_S)
     length = (end - start).to(tl.int32)
     keys, values = ((), (z,)) if FIRST else ((x,), ())

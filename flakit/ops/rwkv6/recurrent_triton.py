@@ -30,6 +30,7 @@ from ..common.recurrence_triton import (
     sum_blocks,
     tokens_per_turn,
     turn_decays,
+    zeros_as_stored,
 )
 
 
@@ -61,6 +62,8 @@ def recurrent_kernel(
         b_S = relayout(states + (first * H + i_h) * K * V + o_s, b_S, m_s)
     elif WANTS_FINAL:
         b_S = relayout(final_state + i_nh.to(tl.int64) * K * V + o_s, b_S, m_s)
+    else:
+        b_S = zeros_as_stored(o, i_nh.to(tl.int64) * K * V + o_s, m_s, T)
     length = (end - start).to(tl.int32)
     ahead = load_turn((r, k, w), (v,), start, 0, length, i_h, o_k, m_k, o_v, m_v, H, K, V, U)
     for begin in range(0, length, U):
