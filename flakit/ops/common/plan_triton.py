@@ -67,7 +67,11 @@ class ChunkPlan:
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
         self.known: dict = {}
         # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
-        self.flags = flags or self.sizes("stream")[1]
+        self.flags = flags or self._stream_blocks_of(self.rows, self.columns)[0]
+
+    def _stream_blocks_of(self, K: int, V: int) -> tuple[int, int]:
+        """Return `stream_kernel`'s numbers of blocks along K and V, which may be symbolic, as those of `sizes` may not."""
+        return _blocks_of(TABLE[f"{self.op}.stream", self.width], self.C, K, V)
 
     def remember(self, *tensors: torch.Tensor) -> None:
         """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes. Sizes of
@@ -112,7 +116,7 @@ class ChunkPlan:
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * self.sizes("stream", V)[2]
+        return self.chunks * self.H * self.rows * self._stream_blocks_of(self.rows, V)[1]
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
@@ -319,6 +323,11 @@ def block_of(C: int, size: int, limit: int) -> int:
     return max(block(size, limit), NARROWEST if C == LONG_CHUNK_SIZE else 0)
 
 
+def _blocks_of(launch: Launch, C: int, K: int, V: int) -> tuple[int, int]:
+    """Return the numbers of blocks along K and V of a kernel with this launch row."""
+    return cdiv(K, block_of(C, K, launch.BK)), cdiv(V, block_of(C, V, launch.BV))
+
+
 def _whole_lines(count: int) -> int:
     """Round a number of float32 elements up to whole cache lines of 128 bytes."""
     return cdiv(count, 32) * 32
@@ -326,12 +335,11 @@ def _whole_lines(count: int) -> int:
 
 @lru_cache(1024)
 def _sizes(launch: Launch, H: int, K: int, V: int, C: int, packed: bool) -> tuple[dict, int, int]:
-    BK, BV = block_of(C, K, launch.BK), block_of(C, V, launch.BV)
     common = dict(
-        H=H, K=K, V=V, C=C, BK=BK, BV=BV, PACKED=packed,
+        H=H, K=K, V=V, C=C, BK=block_of(C, K, launch.BK), BV=block_of(C, V, launch.BV), PACKED=packed,
         num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg,
     )  # fmt: skip
-    return common, cdiv(K, BK), cdiv(V, BV)
+    return common, *_blocks_of(launch, C, K, V)
 
 
 def cut_into_chunks(op: str, x: torch.Tensor, V: int, chunk_size: int) -> tuple[bool, int]:
