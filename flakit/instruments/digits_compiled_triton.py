@@ -54,8 +54,10 @@ def _interpreter(names: Any) -> Iterator[Callable]:
     class Rewriter(names.Rewriter):
         def _compile_and_exec(self, tree):
             # The interpreter puts names of its own among the globals of the kernel's module, here beside a copy.
-            seen = inspect.getclosurevars(self.fn).nonlocals
-            function = {**self.fn.__globals__, **seen, "interpreter_semantic": names.module.interpreter_semantic}
+            seen, semantic = inspect.getclosurevars(self.fn).nonlocals, names.module.interpreter_semantic
+            function = {**self.fn.__globals__, **seen, "interpreter_semantic": semantic}
+            # Functions of `tl` are replaced in it; others, as of `triton.language.extra`, are imported by their names.
+            function |= {n: partial(x, _semantic=semantic) for n, x in function.items() if tl.core.is_builtin(x)}
             exec(compile(tree, self.filename, "exec"), function)
             return function[self.fn.__name__]
 
@@ -95,8 +97,8 @@ def _cast(names, original: Callable, source, dtype):
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Return the result of inline assembly: an identity, one operation, a conversion to pairs of 16-bit numbers or a
-    prefetch; else NotImplementedError."""
+    """Return the result of inline assembly: an identity, one operation, a conversion to pairs of 16-bit numbers, a
+    prefetch, or a word to launches that overlap; else NotImplementedError."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
     if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
@@ -109,8 +111,8 @@ def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
     if re.fullmatch(r"\s*max\.NaN\.(bf16|f16)x2\s+\$0, \$1, \$2;\s*", asm):
         one, other = (x.to(tl.float32) for x in args)  # the interpreter has bfloat16 numbers as their bits
         return tl.where((one != one) | (one > other), one, other).to(dtype)
-    if "prefetch." in asm:
-        return args[-1]  # its result is unused
+    if "prefetch." in asm or "griddepcontrol." in asm:
+        return None  # nothing uses it
     raise NotImplementedError("inline assembly")
 
 

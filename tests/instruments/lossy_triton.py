@@ -2,6 +2,9 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from flakit.ops.common.blocks_triton import end_after_last
 
 
 @triton.jit
@@ -122,6 +125,15 @@ def assembled(x, o, D: tl.constexpr):
     o_d = tl.arange(0, D)
     b_x = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [tl.load(x + o_d)], tl.float32, True, 1)
     tl.store(o + o_d, b_x)
+
+
+@triton.jit
+def overlapping(x, o, D: tl.constexpr):
+    """Store 2 x; the launch after this one may begin before this one ends. x, o [D]."""
+    gdc_launch_dependents()
+    end_after_last(True)
+    o_d = tl.arange(0, D)
+    tl.store(o + o_d, 2 * tl.load(x + o_d))
 
 
 @triton.jit

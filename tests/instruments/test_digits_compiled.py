@@ -12,6 +12,7 @@ from flakit.instruments.trace import Trace
 from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.ops.common.dispatch import has_triton, interpreted
+from flakit.ops.common.launch import SHARED_MEMORY, Chip
 from tests.instruments import digits_cases as cases
 from tests.instruments.digits_cases import lines_with, unwatched
 
@@ -118,6 +119,26 @@ def test_assembly_for_pairs_of_16_bit_numbers_is_interpreted():
     compiled.interpret(lossy.assembled_pairs, arguments, (1,))
     torch.testing.assert_close(bounded, x.bfloat16().clamp(min=0), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(powers, x.exp2(), equal_nan=True)
+
+
+def test_launches_that_overlap_are_interpreted_one_by_one():
+    x, o = torch.arange(16.0), torch.empty(16)
+    compiled.interpret(lossy.overlapping, {"x": x, "o": o, "D": 16}, (1,))
+    assert torch.equal(o, 2 * x)
+
+
+def test_kernels_as_a_hopper_gpu_launches_them_are_compared(monkeypatch):
+    """GSA's, whose launches overlap there."""
+    from flakit.ops.gsa import api, chunk_triton
+
+    monkeypatch.setattr(chunk_triton, "chip_of", lambda _: Chip("H200", 90, SHARED_MEMORY[90]))
+    monkeypatch.setattr(api, "choose_backend", lambda *_: "triton")
+    monkeypatch.setattr("flakit.instruments.trace_compiled_triton.watch_compiled", unwatched)
+    x = inputs("gsa", T=20, H=1, K=32, decay=-0.5, dtype=torch.bfloat16)
+    with compiled_by(as_written) as launched, flakit.trace(digits=True) as t:
+        evaluate("gsa", x, form="chunk", backend="triton")
+    assert {"output_kernel", "softmax_grads_kernel", "slot_grads_kernel", "pass_grads_kernel"} <= set(launched)
+    assert t.digits.accurate and t.digits.outputs and "not compared" not in str(t), str(t)
 
 
 def test_nothing_is_left_replaced_and_the_script_gets_what_its_kernel_stored():

@@ -70,7 +70,7 @@ class ChunkPlan:
         self.flags = flags or self._stream_blocks_of(self.rows, self.columns)[0]
 
     def _stream_blocks_of(self, K: int, V: int) -> tuple[int, int]:
-        """Return `stream_kernel`'s numbers of blocks along K and V, which may be symbolic, as those of `sizes` may not."""
+        """Return `stream_kernel`'s numbers of blocks along K and V, which may be symbolic; those of `sizes` may not."""
         return _blocks_of(TABLE[f"{self.op}.stream", self.width], self.C, K, V)
 
     def remember(self, *tensors: torch.Tensor) -> None:
