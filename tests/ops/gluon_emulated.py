@@ -64,6 +64,8 @@ class Tile:
             return Tile(self.value, _TORCH[dtype.element_ty])
         if bitcast:
             return Tile(self.value.view(_TORCH[dtype]))
+        if dtype == tl.uint32:  # which PyTorch does not compare
+            return Tile(self.value.long() & 0xFFFFFFFF)
         return Tile(self.value.to(_TORCH[dtype]))
 
     def __getitem__(self, index) -> "Tile":
