@@ -1,5 +1,7 @@
 """The panel of lost digits names the line that rounds its operands, and says the numbers of a line."""
 
+import re
+
 import pytest
 
 from flakit.figures import style
@@ -59,13 +61,21 @@ def test_lines_of_ones_own_are_run_as_they_are_written():
     assert workbench.run(-0.5, digits=True).lossy == "none"
 
 
+def _apart(text):
+    """A text without its numbers of digits, and these."""
+    number = r"\d+\.\d(?= digits)"
+    return re.sub(number, "N", text), [float(x) for x in re.findall(number, text)]
+
+
 def test_its_presets_were_recorded_for_machines_without_triton(monkeypatch):
     live = {name: lost_digits(**at).text for name, at in LostDigits.presets.items()}
     monkeypatch.setattr(workbench, "has_triton", lambda: False)
     monkeypatch.setattr(workbench, "tl", None)
     _traced.cache_clear()
     for name, at in LostDigits.presets.items():
-        assert lost_digits(**at).text == live[name] + " There is no Triton here: this is a recording.", name
+        (words, digits), (live_words, live_digits) = _apart(lost_digits(**at).text), _apart(live[name])
+        assert words == live_words + " There is no Triton here: this is a recording.", name
+        assert digits == pytest.approx(live_digits, abs=0.11), name  # each processor's products sum in their own order
     panel = lost_digits(products="tf32")
     panel.knobs["decay"].value = -1.0
     assert "products in tf32, were recorded -0.5" in panel.text
