@@ -134,10 +134,11 @@ def test_without_a_device_nothing_is_remembered(kernel, monkeypatch):
 
 
 def test_what_is_made_once_is_made_once():
-    memory, made = Memory(), []
+    memory, made = Memory(0), []
     for n in range(3):
         assert memory.once("a", lambda n=n: made.append(n) or (n,)) == (0,)
     assert memory.once("b", lambda: (7,)) == (7,) and made == [0]
+    assert [Memory().once([], lambda n=n: n) for n in range(3)] == [0, 1, 2]
 
 
 def test_a_hook_of_the_kernel_sees_a_known_launch(kernel):

@@ -125,7 +125,10 @@ class Memory(dict):
         self.device = device if REMEMBERS else None
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what make() returned at the first time that this key was asked for."""
+        """Return what make() returned at the first time that this key was asked for. Without a device keys may be
+        symbolic numbers, which have no hash."""
+        if self.device is None:
+            return make()
         found = self.get(key)
         if found is None:
             found = self[key] = make()

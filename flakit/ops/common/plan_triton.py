@@ -124,7 +124,7 @@ class ChunkPlan:
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * self._stream_blocks_of(self.rows, V)[1]
+        return self.chunks * self.H * self.rows * self.memory.once(V, lambda: self._stream_blocks_of(self.rows, V)[1])
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
