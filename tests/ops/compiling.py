@@ -25,6 +25,7 @@ from triton.runtime import driver
 
 from flakit.bench.launches import Launch, watched
 from flakit.ops.common import bands_triton
+from flakit.ops.common.kernel_triton import Memory
 from flakit.ops.common.launch import SHARED_MEMORY, Chip
 from flakit.ops.common.packed_triton import Packing
 
@@ -217,7 +218,7 @@ class Configuration:
         """Call forward, and backward if there are gradients, as on a chip."""
         tensors, state, do = self.zeros()
         packing = Packing(self.cu_seqlens, self.T) if self.packed else None
-        args, rest = (*tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
+        args, rest = (Memory(), *tensors, 0.5, state if self.states else None), (packing, self.chunk_size)
         here = mock.patch.object(bands_triton, "runs_gluon", lambda *tensors: self.hopper)
         chip = Chip("absent", capability, SHARED_MEMORY[capability])
         there = mock.patch.object(self.module, "chip_of", lambda x: chip, create=True)

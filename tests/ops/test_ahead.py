@@ -27,7 +27,7 @@ from flakit.bench.launches import watched
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
-from flakit.ops.common.kernel_triton import launched
+from flakit.ops.common.kernel_triton import Memory, launched
 from tests.ops.compiling import absent_gpu
 
 CALLS = {
@@ -215,8 +215,8 @@ def test_a_launcher_is_built_while_its_kernel_is_compiled(monkeypatch):
 
 
 def test_a_backward_that_nobody_announced_is_compiled_when_it_is_called(run):
-    given = forward(CALL.module, CALL)
-    run.launched.clear()
+    given = forward(Kernels(CALL.module), CALL, keep=False)
+    run.compiled.clear(), run.launched.clear()
     backward(Kernels(CALL.module), *given)
     assert run.launched and sorted(run.compiled) == sorted(run.launched)
 
@@ -233,11 +233,12 @@ def test_launches_of_another_thread_take_place(run):
     kernels, module = Kernels(CALL.module), CALL.module
     tensors, _, _ = CALL.zeros()
     given = *tensors, 0.5, None, False, None, 0, False
+    alone = Memory(), *given
     with ahead_triton._listed() as mine:
-        thread = threading.Thread(target=module.forward, args=given)
+        thread = threading.Thread(target=module.forward, args=alone)
         thread.start(), thread.join()
         assert run.launched and not mine
-        module.forward(*given)
+        module.forward(*alone)
     assert len(mine) == len(run.launched)
     run.launched.clear()
     threads = [threading.Thread(target=kernels.forward, args=given) for _ in range(4)]

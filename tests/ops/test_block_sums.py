@@ -8,6 +8,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
+from flakit.ops.common.kernel_triton import Memory  # noqa: E402
 from flakit.ops.common.recurrence_triton import column_sums, new_shares, row_sums, sum_blocks  # noqa: E402
 
 
@@ -42,7 +43,7 @@ def test_partial_gradients_are_added_in_order_and_rounded_once(dtypes):
     shares = new_shares(5, *inputs)
     for share in shares:
         share.normal_()
-    for share, total, x in zip(shares, sum_blocks(5, shares, *inputs), inputs, strict=True):
+    for share, total, x in zip(shares, sum_blocks(Memory(), 5, shares, *inputs), inputs, strict=True):
         expected = share[0].clone()
         for block in share[1:]:
             expected += block
@@ -52,4 +53,4 @@ def test_partial_gradients_are_added_in_order_and_rounded_once(dtypes):
 def test_one_block_is_the_gradient_itself():
     x = torch.zeros(2, 3, dtype=torch.float16)
     (share,) = new_shares(1, x)
-    assert share.dtype == x.dtype and sum_blocks(1, (share,), x)[0] is share
+    assert share.dtype == x.dtype and sum_blocks(Memory(), 1, (share,), x)[0] is share

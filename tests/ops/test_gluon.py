@@ -19,6 +19,7 @@ from flakit.numerics.evaluate import evaluate
 from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import bands_triton, kernel_triton, validation
 from flakit.ops.common.dispatch import interpreted
+from flakit.ops.common.kernel_triton import Memory
 from flakit.ops.rwkv6 import api as rwkv6
 from flakit.ops.rwkv6 import fused_chunk_triton as fused_rwkv6
 from flakit.ops.rwkv7 import api as rwkv7
@@ -174,7 +175,7 @@ def test_memory_of_rwkv7(monkeypatch, B, T, H):
         launches.append((kernel.fn.__name__, dict(zip(kernel.arg_names, args, strict=False)), options))
 
     with patch.object(JITFunction, "run", run):
-        fused_rwkv7.backward(*tensors, 1.0, None, None, 0, saved, torch.empty_like(tensors[3]), None)
+        fused_rwkv7.backward(Memory(), *tensors, 1.0, None, None, 0, saved, torch.empty_like(tensors[3]), None)
     (gradients,) = [n for n, (*_, options) in enumerate(launches) if options.get("KEEP")]
     names = [name for name, *_ in launches]
     assert names[gradients:] == ["chain_kernel", "grads_kernel"]
@@ -195,7 +196,8 @@ def test_memory_of_rwkv6(monkeypatch, B, T, H):
         launches[kernel.fn.__name__] = dict(zip(kernel.arg_names, args, strict=False))
 
     with patch.object(JITFunction, "run", run):
-        _, _, dv, *_ = fused_rwkv6.backward(r, k, v, w, r[0, 0], 1.0, None, None, 0, saved, torch.empty_like(v), None)
+        rest = 1.0, None, None, 0, saved, torch.empty_like(v), None
+        _, _, dv, *_ = fused_rwkv6.backward(Memory(), r, k, v, w, r[0, 0], *rest)
     if H == 31:
         assert list(launches)[-1] == "backward_kernel"
         return

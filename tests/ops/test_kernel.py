@@ -1,5 +1,8 @@
 """What a kernel launches from memory is what Triton would launch; nothing else than a known kind of launch is."""
 
+from dataclasses import replace
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -12,8 +15,11 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from flakit.bench.launches import watched
-from flakit.ops.common import kernel_triton
+from flakit.ops.common import ahead_triton, bands_triton, kernel_triton
+from flakit.ops.common.ahead_triton import Kernels
+from flakit.ops.common.kernel_triton import Kernel, Memory, Part
+from flakit.ops.common.launch import SHARED_MEMORY, TABLE, Chip
+from flakit.ops.rwkv6 import chunk_triton as rwkv6
 from tests.ops.compiling import absent_gpu
 
 
@@ -43,8 +49,8 @@ def kernel(monkeypatch):
 
     monkeypatch.setattr(JITFunction, "_do_compile", compile)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
-    with absent_gpu(90):
-        yield kernel_triton.launched("n")(copy_kernel)
+    with absent_gpu(90, object()):  # for which nothing is compiled yet
+        yield kernel_triton.launched("n", "m")(copy_kernel)
 
 
 X = torch.zeros(64)
@@ -66,203 +72,182 @@ def apart(given):
     return [given[name] for name in names], {name: x for name, x in given.items() if name not in names}
 
 
-@pytest.mark.parametrize("programs", [(3,), (3, 5), (2, 3, 4)], ids=len)
+def call(kernel, given, memory, programs=3):
+    """Launch as a call does whose arguments differ from others of its kind as `given` may from `USUAL`."""
+    args, options = apart(given)
+    kinds = [getattr(x, "dtype", type(x)) for x in args]
+    memory.launch(kernel, programs, args, lambda: options, *kinds, *options.items())
+
+
+def launched(kernel, given, programs=(3, 1)):
+    """Return what Triton compiles for a launch, and remove from it the one launch that it made meanwhile."""
+    args, options = apart(given)
+    expected = kernel.run(*args, grid=programs, warmup=True, **options)
+    ((grid, values),) = expected.launched
+    expected.launched.clear()
+    assert grid == (*programs, 1) and addresses(values) == [*addresses(args), options["C"], options["WHOLE"]]
+    return expected
+
+
+@pytest.mark.parametrize("programs", [3, (3, 5)], ids=str)
 def test_what_is_launched_is_what_triton_would_launch(kernel, programs):
+    memory = Memory(0)
     for _ in range(3):
         for other in OTHERS:
-            args, options = apart(USUAL | other)
-            kernel[programs](*args, **options)
-            expected = kernel.run(*args, grid=programs, warmup=True, **options)
-            grid, launched = expected.launched.pop()
-            assert grid == (*programs, 1, 1)[:3] and not expected.launched
-            assert addresses(launched) == [*addresses(args), options["C"], options["WHOLE"]]
+            call(kernel, USUAL | other, memory, programs)
+            launched(kernel, USUAL | other, (3, 1) if programs == 3 else programs)
 
 
 def test_a_known_kind_is_launched_without_triton_looking(kernel, monkeypatch):
-    looked = []
-    run = kernel.run
-    monkeypatch.setattr(kernel, "run", lambda *args, **more: looked.append(args) or run(*args, **more), raising=False)
-    for n in (7, 8, 9):
-        args, options = apart(USUAL | dict(n=n, scale=1.0 / n))
-        kernel[(n,)](*args, **options)
-    assert len(looked) == 1
-    (compiled,) = {id(found): found for found, _ in kernel._compiled.values()}.values()
-    assert [(grid, args[3]) for grid, args in compiled.launched] == [((n, 1, 1), n) for n in (7, 8, 9)]
+    memory, looked, run = Memory(0), [], kernel.run
+    monkeypatch.setattr(kernel, "run", lambda *args, **more: looked.append(run(*args, **more)) or looked[-1])
+    part = Part(torch.zeros(80), 16, 64, torch.float32)
+    alike = {}, dict(n=8), dict(n=1, m=16), dict(scale=2.0), dict(x=X[4:]), dict(x=torch.nn.Parameter(X)), dict(y=part)
+    for n, other in enumerate(alike):
+        args, options = apart(USUAL | other)
+        memory.launch(kernel, n, args, lambda: options)  # noqa: B023
+    (compiled,) = looked
+    assert [grid[0] for grid, _ in compiled.launched] == [*range(7)]
+    assert [args[3] for _, args in compiled.launched] == [7, 8, 1, 7, 7, 7, 7]
+    assert compiled.launched[-1][1][1] == part.view().data_ptr() == part.whole[16:].data_ptr()
 
 
-def test_constants_of_many_launches_are_one_object(kernel, monkeypatch):
-    args, options = apart(USUAL)
-    once, other = kernel_triton.Options(options), kernel_triton.Options(options | dict(C=64))
-    for n, constants in enumerate((once, once, other, once), 1):
-        kernel_triton.launch(kernel, n, args, constants)
-    found = {id(compiled): compiled for compiled, _ in kernel._compiled.values()}.values()
-    launched = [[(grid[0], given[6]) for grid, given in compiled.launched] for compiled in found]
-    assert launched == [[(1, 32), (2, 32), (4, 32)], [(3, 64)]]
-    monkeypatch.setattr(kernel_triton, "RUN", None)  # as if a tool watched
-    seen = []
-    monkeypatch.setattr(kernel, "run", lambda *args, grid, warmup, **given: seen.append((args, given)), raising=False)
-    kernel_triton.launch(kernel, 3, args, once)
-    assert seen == [(tuple(args), options)]
+@pytest.mark.parametrize("other", [dict(x=X[1:]), dict(n=2**31), dict(m=2**40), dict(y=X[4:][1:])], ids=str)
+def test_what_triton_would_compile_anew_is_left_to_it(kernel, other):
+    """The kinds of arguments are the same, and the memory has them: addresses and sizes are looked at each time."""
+    first, memory = {}, Memory(0)
+    for given in (USUAL | other, USUAL, USUAL, USUAL | other, USUAL):
+        call(kernel, given, memory)
+        compiled = launched(kernel, given)
+        assert first.setdefault(given is USUAL, compiled) is compiled
+    assert first[True] is not first[False]
 
 
-def test_constants_are_equal_to_no_others():
-    once, other = kernel_triton.Options(C=32), kernel_triton.Options(C=32)
-    assert once == once and once != other and not once == other and not once != once
+def test_without_a_device_nothing_is_remembered(kernel, monkeypatch):
+    for memory in (Memory(), Memory(None)):
+        call(kernel, USUAL, memory)
+        assert not memory
+    monkeypatch.setattr(kernel_triton, "REMEMBERS", False)
+    memory = Memory(0)
+    call(kernel, USUAL, memory)
+    assert not memory
 
 
-def remembered(kernel, given, *more):
-    """Launch as a call does that remembers, one whose tensors differ in the dtype of x alone; return the memory."""
-    args, options = apart(given)
-    stream, known = kernel_triton.remembered(args[:1], *more)
-    if "options" not in known:
-        known["options"] = kernel_triton.Options(options)
-    kernel_triton.launch(kernel, 3, args, known["options"], stream)
-    return known
+def test_what_is_made_once_is_made_once():
+    memory, made = Memory(0), []
+    for n in range(3):
+        assert memory.once("a", lambda n=n: made.append(n) or (n,)) == (0,)
+    assert memory.once("b", lambda: (7,)) == (7,) and made == [0]
+    assert [Memory().once([], lambda n=n: n) for n in range(3)] == [0, 1, 2]
 
 
-ALIKE = [
-    {}, dict(x=torch.ones(64)), dict(n=16), dict(n=1), dict(x=torch.nn.Parameter(X)), dict(n=2**31 - 1), dict(x=X[4:]),
-    dict(scale=2.0),
-]  # fmt: skip
-DIFFERENT = [dict(x=X.half()), dict(x=X[1:]), dict(n=2**31), dict(n=-1)]
-
-
-@pytest.mark.parametrize("other", [*ALIKE, *DIFFERENT], ids=str)
-def test_what_a_call_remembers_is_what_triton_would_launch(kernel, other):
-    kernel_triton._memory.cache_clear()
-    for given in (USUAL, USUAL, USUAL | other, USUAL):
-        known = remembered(kernel, given)
-        args, options = apart(given)
-        expected = kernel.run(*args, grid=(3,), warmup=True, **options)
-        ((grid, launched),) = expected.launched
-        expected.launched.clear()
-        assert grid == (3, 1, 1) and addresses(launched) == [*addresses(args), options["C"], options["WHOLE"]]
-    compiled, _ = known["options"].compiled
-    assert compiled is expected
-
-
-def test_a_call_remembers_without_describing_its_arguments_again(kernel, monkeypatch):
-    kernel_triton._memory.cache_clear()
-    remembered(kernel, USUAL)
-    monkeypatch.setattr(kernel_triton, "_signature", None)
-    remembered(kernel, USUAL | dict(n=8))
-    part = kernel_triton.Part(torch.zeros(80), 16, 64, torch.float32)
-    remembered(kernel, USUAL | dict(y=part))
-    compiled, _ = remembered(kernel, USUAL)["options"].compiled
-    assert [args[3] for _, args in compiled.launched] == [7, 8, 7, 7]
-    assert compiled.launched[2][1][1] == part.view().data_ptr() == part.whole[16:].data_ptr()
-
-
-def test_calls_of_other_kinds_remember_apart(kernel, monkeypatch):
-    kernel_triton._memory.cache_clear()
-    memories = [remembered(kernel, USUAL), remembered(kernel, USUAL | dict(x=X.half())), remembered(kernel, USUAL, 1)]
-    monkeypatch.setattr(knobs.runtime, "debug", True)
-    memories.append(remembered(kernel, USUAL))
-    assert len({id(known) for known in memories}) == 4
-
-
-@pytest.mark.parametrize("watches", ["run", "launch_enter_hook", "launch_exit_hook", "pre_run_hook"])
-def test_who_watches_sees_what_a_call_remembers(kernel, watches, monkeypatch):
-    kernel_triton._memory.cache_clear()
-    remembered(kernel, USUAL)
-    seen, compiled = [], kernel._compiled
-    if watches == "pre_run_hook":
-        kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
-    elif watches == "run":
-        kernel_run = JITFunction.run
-        monkeypatch.setattr(
-            JITFunction, "run", lambda *args, **more: seen.append(more["C"]) or kernel_run(*args, **more)
-        )
-    else:
-        monkeypatch.setattr(knobs.runtime, watches, lambda *_: None)
-        monkeypatch.setattr(kernel, "run", lambda *args, **more: seen.append(more["C"]), raising=False)
-    remembered(kernel, USUAL)
-    assert seen == [32] and compiled
-
-
-def test_tensors_of_two_devices_are_left_to_triton(kernel, monkeypatch):
-    other = X.clone()
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is other else 0)
-    for tensors in ([other], [X, other], [other, X]):
-        assert kernel_triton.remembered(tensors) == (None, {})
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
-@pytest.mark.parametrize("states", [False, True], ids=["", "states"])
-def test_a_remembered_call_of_gsa_launches_what_the_first_does(kernel, dtype, packed, states, monkeypatch):
-    from tests.ops.gsa.configurations import Launches, chunk
-
-    def run(compiled, x, y, z, stream, function, packed, metadata, enter, leave, *args):
-        numbers = [x if x is None or isinstance(x, (float, str)) or x < 2**31 else "address" for x in addresses(args)]
-        launched.append((id(compiled), (x, y, z), numbers))
-
-    kernel_triton._memory.cache_clear()
-    monkeypatch.setattr(Compiled, "run", run)
-    calls = []
-    for T in (100, 100, 90):
-        launched = []
-        Launches(chunk, dtype, 128, 128, T=T, packed=packed, states=states).run(90)
-        calls.append(launched)
-        monkeypatch.setattr(kernel_triton, "_signature", lambda *_: pytest.fail("described again"))
-    first, again, shorter = calls
-    assert first == again and len(first) >= 13
-    assert [compiled for compiled, _, _ in shorter] == [compiled for compiled, _, _ in first] and shorter != first
-
-
-def test_who_watches_sees_a_known_launch(kernel):
-    args, options = apart(USUAL)
-    kernel[(3,)](*args, **options)
-    with watched(run=False) as found:
-        kernel[(3,)](*args, **options)
-    assert [launch.name for launch in found] == ["copy_kernel+WHOLE"]
-    seen = []
+def test_a_hook_of_the_kernel_sees_a_known_launch(kernel):
+    memory, seen = Memory(0), []
+    call(kernel, USUAL, memory)
     kernel.add_pre_run_hook(lambda *args, **options: seen.append(options["C"]))
-    kernel[(3,)](*args, **options)
+    call(kernel, USUAL, memory)
     assert seen == [32]
 
 
-@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_are_called_at_a_known_launch(kernel, name, monkeypatch):
-    args, options = apart(USUAL)
-    kernel[(3,)](*args, **options)
-    (compiled,) = (found for found, _ in kernel._compiled.values())
-    passed = []
-    monkeypatch.setattr(compiled, "run", lambda *args: passed.append(args[6:9]))
-    hook = getattr(knobs.runtime, name)
-    kernel[(3,)](*args, **options)
-    assert passed.pop() == (None, None, None)
-    hook.add(print)
-    try:
-        kernel[(3,)](*args, **options)
-    finally:
-        hook.remove(print)
-    assert hook in passed.pop()
-    monkeypatch.setattr(knobs.runtime, name, print)
-    kernel[(3,)](*args, **options)
-    assert print in passed.pop()
+class Checked:
+    """In place of `Memory.launch`: each launch is what Triton would launch. fresh: of each, whether it was in no
+    memory."""
+
+    def __init__(self, monkeypatch):
+        self.fresh, launch = [], Memory.launch
+
+        def checking(memory, kernel, programs, args, constants, *kind, **flags):
+            known = len(memory)
+            launch(memory, kernel, programs, args, constants, *kind, **flags)
+            if memory.device is None:
+                return
+            self.fresh.append(len(memory) > known)
+            grid, options = (programs, 1) if isinstance(programs, int) else programs, constants()
+            options |= {n: x is not None if x is None or isinstance(x, torch.Tensor) else x for n, x in flags.items()}
+            args = [x.view() if isinstance(x, Part) else x for x in args]
+            expected = kernel.run(*args, grid=grid, warmup=True, **options)
+            (((*there, one), values),) = expected.launched
+            expected.launched.clear()
+            constant = [options[name] for name in kernel.arg_names[len(args) :]]
+            assert (*there, one) == (*grid, 1) and addresses(values) == [*addresses(args), *constant]
+
+        monkeypatch.setattr(Memory, "launch", checking)
 
 
-def test_triton_refuses_a_tensor_on_the_cpu(kernel, monkeypatch):
-    on_cpu = X.clone()
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: -1 if x is on_cpu else 1)
-    for other in ({}, dict(x=on_cpu), dict(y=on_cpu)):
-        args, options = apart(USUAL | other)
-        kernel[(3,)](*args, **options)
-    assert [key[0] for key in kernel._compiled] == [1]
+CONFIGURATIONS = {
+    f"{op}-{name}": x
+    for op in ("rwkv6", "rwkv7", "gsa")
+    for name, x in import_module(f"tests.ops.{op}.configurations").CONFIGURATIONS.items()
+}
 
 
-def test_triton_asked_to_debug_compiles_anew(kernel, monkeypatch):
-    args, options = apart(USUAL)
-    kernel[(3,)](*args, **options)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_an_operator_launches_from_memory_what_triton_would(kernel, configuration, monkeypatch):
+    """Also with other lengths, and other numbers of sequences, that are no part of a call's kind."""
+    counts, kernels, fresh = Checked(monkeypatch), Kernels(configuration.module), []
+    monkeypatch.setattr(ahead_triton, "_begin", lambda *jobs: [[] for _ in jobs])  # nothing is compiled ahead
+    monkeypatch.setattr(bands_triton, "runs_gluon", lambda *tensors: configuration.hopper)
+    monkeypatch.setattr(configuration.module, "chip_of", lambda x: Chip("", 90, SHARED_MEMORY[90]), raising=False)
+    shortest = 1 << (configuration.T.bit_length() - 1)
+    for T, sequences in ((configuration.T, 3), (configuration.T, 3), (shortest, 1), (configuration.T - 1, 9)):
+        call, before = replace(configuration, T=max(T, 1)), len(counts.fresh)
+        tensors, state, do = call.zeros()
+        packed = torch.arange(sequences + 1, dtype=torch.int32) * T // sequences if call.packed else None
+        if packed is not None:
+            state = [x.new_zeros(sequences, *x.shape[1:]) for x in ahead_triton._parts(state)]
+            state = state[0] if len(state) == 1 else tuple(state)
+        state = state if call.states else None
+        found = kernels.forward(*tensors, 0.5, state, call.states, packed, call.chunk_size, call.gradients)[2]
+        if call.gradients:
+            kept, packing = (found[:-1], found[-1]) if call.packed else (found, None)
+            kernels.backward(*tensors, 0.5, state, packing, call.chunk_size, kept, do, state)
+        fresh.append(sum(counts.fresh[before:]))
+    assert fresh[0] and not fresh[1]
+
+
+@pytest.mark.parametrize("watches", ["run", "launch_enter_hook", "launch_exit_hook"])
+def test_who_watches_sees_what_an_operator_remembers(kernel, watches, monkeypatch):
+    monkeypatch.setattr(ahead_triton, "_begin", lambda *jobs: [[] for _ in jobs])
+    x = torch.zeros(1, 40, 2, 16, dtype=torch.bfloat16)
+    kernels, seen, run = Kernels(rwkv6), [], JITFunction.run
+    given = x, x, x, x, x[0, 0], 0.5, None, False, None, 0, False
+    kernels.forward(*given)
+    if watches != "run":
+        monkeypatch.setattr(knobs.runtime, watches, lambda *_: None)
+    watched = Kernel if watches != "run" else JITFunction
+    monkeypatch.setattr(watched, "run", lambda *args, **more: seen.append(args[0]) or run(*args, **more))
+    kernels.forward(*given)
+    assert len(seen) == 3
+
+
+def test_calls_of_other_kinds_remember_apart(kernel, monkeypatch):
+    monkeypatch.setattr(ahead_triton, "_begin", lambda *jobs: [[] for _ in jobs])
+    x, u, kernels = torch.zeros(1, 40, 2, 16), torch.zeros(2, 16), Kernels(rwkv6)
+    usual = dict(r=x, k=x, v=x, w=x, u=u, scale=0.5, state=None, final=False, cu_seqlens=None, chunk_size=0, keep=False)
+    offsets, state = torch.tensor([0, 40]), torch.zeros(1, 2, 16, 16)
+    others = [
+        {}, dict(w=x.half()), dict(u=u.half()), dict(v=torch.zeros(1, 40, 2, 32)), dict(keep=True), dict(final=True),
+        dict(cu_seqlens=offsets), dict(cu_seqlens=offsets.int()), dict(state=state), dict(state=state.half()),
+    ]  # fmt: skip
+    for kinds, other in enumerate(others, 1):
+        for _ in range(2):
+            kernels.forward(*(usual | other).values())
+            assert len({id(kind.memory) for key, kind in kernels._known.items() if key[1] == "forward"}) == kinds
     monkeypatch.setattr(knobs.runtime, "debug", True)
-    kernel[(3,)](*args, **options)
-    assert len({id(found) for found, _ in kernel._compiled.values()}) == 2
+    kernels.forward(*usual.values())
+    with TABLE.using({}):
+        kernels.forward(*usual.values())
+    assert len([key for key in kernels._known if key[1] == "forward"]) == len(others) + 2
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda y: -1 if y is u else 0)
+    kernels.forward(*usual.values())
+    assert len([key for key in kernels._known if key[1] == "forward"]) == len(others) + 2
 
 
 def test_memory_ends(kernel, monkeypatch):
-    monkeypatch.setattr(kernel_triton, "MAX_SIGNATURES", 3)
-    for C in range(10):
-        args, options = apart(USUAL | dict(C=C))
-        kernel[(3,)](*args, **options)
-        assert len(kernel._compiled) <= 3
+    monkeypatch.setattr(ahead_triton, "_begin", lambda *jobs: [[] for _ in jobs])
+    monkeypatch.setattr(ahead_triton, "MAX_KINDS", 3)
+    kernels = Kernels(rwkv6)
+    for B in range(1, 10):
+        x = torch.zeros(B, 40, 2, 16)
+        kernels.forward(x, x, x, x, x[0, 0], 0.5, None, False, None, 0, False)
+        assert len(kernels._known) <= 4

@@ -117,11 +117,12 @@ def test_fused_chunks_are_taken_of_heads_that_fit():
 )  # fmt: skip
 def test_sequences_are_cut_into_parts_that_fill_a_gpu(B, T, H, packed, parts):
     from flakit.ops.common.bands_triton import CHUNK, Parts
+    from flakit.ops.common.kernel_triton import Memory
     from flakit.ops.common.packed_triton import Packing
 
     x = torch.empty(B, T, H, 64, dtype=torch.bfloat16, device="meta")
     offsets = torch.zeros(packed + 1, dtype=torch.int32)
-    plan = Parts(x, x, Packing(offsets, x.shape[1]) if packed else None)
+    plan = Parts(Memory(), x, x, Packing(offsets, x.shape[1]) if packed else None)
     assert plan.parts == parts * (1 if packed else B) and plan.several == (parts > max(1, packed))
     assert plan.L * CHUNK % 64 == 0 and plan.L * CHUNK * plan.parts >= T
 

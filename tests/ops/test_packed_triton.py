@@ -165,15 +165,15 @@ def test_pieces(place, lengths, tokens, least):
     sizes = (7, 0), (96, 1), (tokens, least), (64, 1), (tokens, 1 - least)  # more than one launch lays out
     for size in sizes:
         packing.request(*size)
-    assert packing.offsets.tolist()[: len(lengths) + 2] == [*accumulate(lengths, initial=0), 0]
+    assert packing.offsets.view().tolist()[: len(lengths) + 2] == [*accumulate(lengths, initial=0), 0]
     for tokens, least in sizes:
         pieces = packing.pieces(tokens, least)
         expected = [max(least, -(-length // tokens)) for length in lengths]
-        assert pieces.before.tolist()[: len(lengths) + 1] == list(accumulate(expected, initial=0))
+        assert pieces.before.view().tolist()[: len(lengths) + 1] == list(accumulate(expected, initial=0))
         assert sum(expected) <= pieces.capacity == packing.capacity(tokens)
         owners = [n for n, count in enumerate(expected) for _ in range(count)]
         owners += [len(lengths) - 1] * (pieces.capacity - sum(expected))
-        assert pieces.sequence.tolist()[: pieces.capacity] == owners
+        assert pieces.sequence.view().tolist()[: pieces.capacity] == owners
 
 
 @KERNELS
@@ -190,7 +190,7 @@ def test_offsets_alone_write_nothing_behind_their_memory(place, offsets, monkeyp
         return memory[:size]
 
     monkeypatch.setattr(torch.Tensor, "new_empty", guarded)
-    assert packing.offsets.tolist()[: len(offsets) + 1] == [*offsets, 0]
+    assert packing.offsets.view().tolist()[: len(offsets) + 1] == [*offsets, 0]
     assert len(sizes) == 1 and (memory[sizes[0] :] == -7).all()
 
 
@@ -247,7 +247,7 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(index, expected, monke
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device", Device)
-    monkeypatch.setattr(Kernels, "_prepare", lambda *given: None)
+    monkeypatch.setattr(Kernels, "_memory", lambda *given: None)
     device = dict(is_cuda=True, device=torch.device("cuda", index), get_device=lambda: index)
     x = SimpleNamespace(**device, dtype=torch.float32, shape=(1, 2, 1, 1), ndim=4)
     module = ElsewhereModule(current)

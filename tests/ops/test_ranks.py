@@ -337,6 +337,7 @@ def test_kernels_over_processes_give_what_one_does(op, ranks):
 def test_rwkv6_finds_its_scores_while_ranks_meet():
     """Of all kernels that come after a message these alone need no state."""
     launches = pytest.importorskip("flakit.bench.launches", reason="needs Triton", exc_type=ImportError)
+    from flakit.ops.common.kernel_triton import Memory
     from flakit.ops.rwkv6 import fused_chunk_triton
 
     made = flakit.inputs("rwkv6", T=300, K=40, V=40, dtype=torch.bfloat16)
@@ -352,7 +353,7 @@ def test_rwkv6_finds_its_scores_while_ranks_meet():
         return arrived
 
     with launches.watched(run=False) as found:
-        fused_chunk_triton.forward(*made.values(), 1.0, asked, False, None, 0, False)
+        fused_chunk_triton.forward(Memory(), *made.values(), 1.0, asked, False, None, 0, False)
     assert "scores_kernel" not in launched["sent"]
     assert launched["awaited"] == [*launched["sent"], "scores_kernel"]
     assert found[-1].kernel.fn.__name__ == "forward_kernel"

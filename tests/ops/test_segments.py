@@ -13,6 +13,7 @@ if not has_triton():
     pytest.skip("needs Triton", allow_module_level=True)
 
 from flakit.ops.common import bands_triton, packed_triton, plan_triton
+from flakit.ops.common.kernel_triton import Memory
 
 SETTING = Setting(T=85, H=1, K=24, V=40, decay="uniform", states="both")
 
@@ -58,7 +59,7 @@ def test_parts_of_whole_heads_are_right(op, place, T, packing, decay, monkeypatc
     made, arriving = place.make(setting, T=T, H=2, K=64, V=40)
     offsets = made.get("cu_seqlens")
     packing = None if offsets is None else packed_triton.Packing(offsets, made["r"].shape[1])
-    plan = bands_triton.Parts(made["r"], made["v"], packing)
+    plan = bands_triton.Parts(Memory(), made["r"], made["v"], packing)
     assert plan.L == 4 and plan.several
     if packing == "packed":
         lengths = made["cu_seqlens"].diff()

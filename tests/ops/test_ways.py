@@ -54,7 +54,8 @@ class OneWay:
 
     def __init__(self, kernel, mild):
         self.kernel, self.mild = kernel, mild
-        self.arg_names = kernel.arg_names
+        self.arg_names, self.pre_run_hooks = kernel.arg_names, []
+        self.fn = self  # in no memory of launches
 
     def __getitem__(self, grid):
         def launch(*given, **options):
@@ -114,7 +115,7 @@ def gsa_flags(monkeypatch):
     def watched(*args, **options):
         stored, mild = states(*args, **options)
         if not options["reverse"]:
-            flags[:] = mild.flatten().tolist()
+            flags[:] = mild.view().tolist()
         return stored, mild
 
     monkeypatch.setattr(plan, "states", watched)

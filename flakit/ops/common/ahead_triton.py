@@ -26,10 +26,14 @@ from triton.runtime.jit import JITFunction
 
 from . import kernel_triton
 from .dispatch import interpreted, interpreted_alone
+from .kernel_triton import Memory
+from .launch import TABLE
 from .packed_triton import Packing
 
 _LOCK = threading.Lock()
 """Serializes rehearsals."""
+MAX_KINDS = 4096
+"""Kinds of calls that a form of an operator remembers before it forgets all."""
 
 
 class Kernels:
@@ -42,65 +46,70 @@ class Kernels:
         """Whether an initial state, or a final state's gradient, may be a function. It receives M and N of
         the map M S + N by which this call changes a state S, N as the list of its parts, and sends them to other ranks;
         it returns a function that waits for theirs and returns the list of the parts of S."""
-        self._known: dict[tuple, list[Future]] = {}
-        """Compilations for each signature of calls; empty once they are done."""
+        self._known: dict[tuple, _Kind] = {}
         if interpreted():  # no compilation
-            self.forward, self.backward = map(interpreted_alone(), (self._run_forward, self._run_backward))
+            self.forward, self.backward = (
+                interpreted_alone()(lambda *args, run=run: run(Memory(), *args))
+                for run in (self._run_forward, self._run_backward)
+            )
 
     def saved_shapes(self, *args) -> tuple[tuple[int, ...], ...]:
         *tensors, cu_seqlens, chunk_size = args
-        return self.module.saved_shapes(*tensors, _packing(tensors, cu_seqlens), chunk_size)
+        return self.module.saved_shapes(*tensors, _packing(tensors, cu_seqlens, Memory()), chunk_size)
 
     def forward(self, *args):
         *tensors, _, state, wants_final, cu_seqlens, chunk_size, keep = args
         returned = isinstance(cu_seqlens, Packing) and cu_seqlens.returned
-        key = "forward", wants_final, keep, returned, *_signature(tensors, state, cu_seqlens, chunk_size)
+        key = _key("forward", tensors, state, None, cu_seqlens, chunk_size, wants_final, keep, returned)
         with _on_device_of(tensors[0]):
-            if self._known.get(key, True):
-                self._prepare(key, self._rehearse_forward, args)
-            return self._run_forward(*args)
+            return self._run_forward(self._memory(key, self._rehearse_forward, args), *args)
 
     def backward(self, *args):
-        *tensors, _, state, cu_seqlens, chunk_size, _, _, dfinal_state = args
-        key = "backward", dfinal_state is None, *_signature(tensors, state, cu_seqlens, chunk_size)
+        *tensors, _, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
+        key = _key("backward", (*tensors, do, *saved), state, dfinal_state, cu_seqlens, chunk_size)
         with _on_device_of(tensors[0]):
-            if self._known.get(key, True):
-                self._prepare(key, self._rehearse_backward, args)
-            return self._run_backward(*args)
+            return self._run_backward(self._memory(key, self._rehearse_backward, args), *args)
 
     def packing(self, tensors, cu_seqlens: Tensor) -> Packing:
         """Return what replaces cu_seqlens where an operator returns the saved tensors (`Packing.returned`)."""
         return Packing(cu_seqlens, tensors[0].shape[1], returned=True)
 
-    def _run_forward(self, *args):
+    def _run_forward(self, memory: Memory, *args):
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
-        packing = _packing(tensors, cu_seqlens)
-        o, final, saved = self.module.forward(*tensors, scale, state, wants_final, packing, chunk_size, keep)
+        packing = _packing(tensors, cu_seqlens, memory)
+        o, final, saved = self.module.forward(memory, *tensors, scale, state, wants_final, packing, chunk_size, keep)
         if packing is not None:
             packing.close([o], _parts(final))
             saved = saved and (*saved, packing)
         return o, final, saved
 
-    def _run_backward(self, *args):
+    def _run_backward(self, memory: Memory, *args):
         *tensors, scale, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
-        packing = _packing(tensors, cu_seqlens)
-        *grads, dstate = self.module.backward(*tensors, scale, state, packing, chunk_size, saved, do, dfinal_state)
+        packing, more = _packing(tensors, cu_seqlens, memory), (chunk_size, saved, do, dfinal_state)
+        *grads, dstate = self.module.backward(memory, *tensors, scale, state, packing, *more)
         if packing is not None:
             rows = [x for x in grads if x.ndim == do.ndim]  # weights have no time axis
             packing.close(rows, [x for x in grads if x.ndim != do.ndim] + _parts(dstate))
         return *grads, dstate
 
-    def _prepare(self, key: tuple, rehearse: Callable, args: tuple) -> None:
-        """Compile the kernels of calls with signature `key`, by rehearse(key, args) unless that ran, and wait."""
-        # While launches are monitored, or a stream is captured into a graph, only the call itself should run.
-        captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        if captured or JITFunction.run is not kernel_triton.RUN:
-            return
-        with _LOCK:
-            if key not in self._known:
-                rehearse(key, args)
-        wait(self._known[key])
-        self._known[key] = []
+    def _memory(self, key: tuple | None, rehearse: Callable, args: tuple) -> Memory:
+        """Return the memory of calls with this key, whose kernels are compiled: by rehearse(key, args), at first."""
+        if key is None or kernel_triton.monitored():
+            return Memory()
+        kind = self._known.get(key)
+        if kind is None or kind.compiled:
+            # While a stream is captured into a graph, only the call itself should run.
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                return Memory()
+            with _LOCK:
+                if key not in self._known:
+                    if len(self._known) >= MAX_KINDS:
+                        self._known.clear()
+                    rehearse(key, args)
+                kind = self._known[key]
+            wait(kind.compiled)
+            kind.compiled = []
+        return kind.memory
 
     def _rehearse_forward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, wants_final, cu_seqlens, chunk_size, keep = args
@@ -109,28 +118,31 @@ class Kernels:
         args = *tensors, scale, _immediate(state), wants_final, packing, chunk_size, keep
         cu_seqlens = _offsets(cu_seqlens)
         with _listed() as forward:
-            o, _, saved = self._run_forward(*args)
+            o, _, saved = self._run_forward(Memory(), *args)
         if keep and cu_seqlens is not None:
             *saved, _ = saved  # without the packing, whose layout was not launched
         backward: list[_Job] = []
-        later = "backward", True, *_signature(tensors, state, cu_seqlens, chunk_size)
-        if keep and not wants_final and later not in self._known:
+        call = state, None, cu_seqlens, chunk_size
+        later = _key("backward", (*tensors, o, *saved), *call) if keep and not wants_final else None
+        if later and later not in self._known:
             # The backward may run out of memory where the forward does not.
             try:
                 with _listed() as backward:
-                    self._run_backward(*tensors, scale, state, cu_seqlens, chunk_size, saved, o, None)
+                    self._run_backward(Memory(), *tensors, scale, state, cu_seqlens, chunk_size, saved, o, None)
             except torch.OutOfMemoryError:
                 backward.clear()
-        self._known[key], compiled_later = _begin(forward, backward)
+        compiled, compiled_later = _begin(forward, backward)
+        self._known[key] = _Kind(key, compiled)
         if backward:
-            self._known[later] = compiled_later
+            self._known[later] = _Kind(later, compiled_later)
 
     def _rehearse_backward(self, key: tuple, args: tuple) -> None:
         *tensors, scale, state, cu_seqlens, chunk_size, saved, do, dfinal_state = args
         args = *tensors, scale, state, _offsets(cu_seqlens), chunk_size, saved, do, _immediate(dfinal_state)
         with _listed() as backward:
-            self._run_backward(*args)
-        (self._known[key],) = _begin(backward)
+            self._run_backward(Memory(), *args)
+        (compiled,) = _begin(backward)
+        self._known[key] = _Kind(key, compiled)
 
 
 def _immediate(state):
@@ -138,8 +150,11 @@ def _immediate(state):
     return (lambda factor, written: lambda: written) if callable(state) else state
 
 
-def _packing(tensors, cu_seqlens: Tensor | Packing | None) -> Packing | None:
-    return Packing(cu_seqlens, tensors[0].shape[1]) if isinstance(cu_seqlens, Tensor) else cu_seqlens
+def _packing(tensors, cu_seqlens: Tensor | Packing | None, memory: Memory) -> Packing | None:
+    packing = Packing(cu_seqlens, tensors[0].shape[1]) if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    if packing is not None:
+        packing.memory = memory
+    return packing
 
 
 def _offsets(cu_seqlens: Tensor | Packing | None) -> Tensor | None:
@@ -148,8 +163,8 @@ def _offsets(cu_seqlens: Tensor | Packing | None) -> Tensor | None:
 
 
 def _parts(state) -> list[Tensor]:
-    """Return the parts of a state as a list: a tensor is one part, None has none."""
-    return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
+    """Return the parts of a state as a list: a tensor is one part, None and a function have none."""
+    return [state] if isinstance(state, Tensor) else list(state) if isinstance(state, (tuple, list)) else []
 
 
 def _on_device_of(x: Tensor):
@@ -159,12 +174,27 @@ def _on_device_of(x: Tensor):
     return torch.cuda.device(x.device)
 
 
-def _signature(tensors, state, cu_seqlens, chunk_size: int) -> tuple:
-    """Return nearly all that a call's kernels depend on: device, sizes, dtypes; of T only its number of bits."""
-    (B, T, *head), device = tensors[0].shape, tensors[0].get_device()
-    columns = tensors[2].shape[-1], tensors[3].shape[-1]  # V is one of them, and the slots of GSA
-    packed = None if cu_seqlens is None else cu_seqlens.dtype
-    return device, B, T.bit_length(), *head, *columns, packed, state is None, chunk_size, *[x.dtype for x in tensors]
+class _Kind:
+    """What is known of calls of one kind: their memory, and the compilations of their kernels, empty once done."""
+
+    def __init__(self, key: tuple, compiled: list[Future]):
+        device, *_ = key
+        self.memory, self.compiled = Memory(device if device >= 0 else None), compiled
+
+
+def _key(form: str, tensors, state, arriving, cu_seqlens, chunk_size: int, *more) -> tuple | None:
+    """Return all that a call's kernels depend on, but of T only its number of bits, and of packed sequences not their
+    number. tensors: the operator's, then others; arriving: the final state's gradient or None; more: other settings.
+    The device comes first; None if the tensors are on several."""
+    first, second, third, fourth, *_ = tensors
+    (B, T, *head), device, dtypes = first.shape, first.get_device(), []
+    for x in (*tensors, *_parts(state), *_parts(arriving), *_parts(_offsets(cu_seqlens))):
+        if x is not None and x.get_device() != device:
+            return None
+        dtypes.append(x if x is None else x.dtype)
+    sizes = *head, second.shape[2], third.shape[-1], fourth.shape[-1]  # V, and GSA's heads of k and slots, too
+    kinds = type(state), type(arriving), cu_seqlens is None, TABLE.version, *kernel_triton.settings()
+    return device, form, B, T.bit_length(), *sizes, chunk_size, *kinds, *more, *dtypes
 
 
 class _Address:

@@ -11,10 +11,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from .blocks_triton import LENGTHS
 from .kernel_triton import Kernel, Translated
-from .launch import TABLE
-
-NUM_WARPS = 4
-"""Warps per program, which the layouts below assume."""
 
 
 class _Source(Translated, GluonASTSource):
@@ -30,12 +26,7 @@ class _GluonKernel(Kernel):
 
 def kernel(function) -> _GluonKernel:
     """Decorate a launched Gluon kernel; its helpers have `gluon.jit`."""
-    return _GluonKernel(function, LENGTHS)
-
-
-def options(row: str, H: int) -> dict:
-    """Return the keyword arguments of every Gluon kernel. row: its row of the launch table, such as "rwkv6.fused.X"."""
-    return dict(H=H, num_warps=NUM_WARPS, maxnreg=TABLE[row, "16-bit"].maxnreg)
+    return _GluonKernel(function, do_not_specialize=LENGTHS)
 
 
 BAND = tl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))

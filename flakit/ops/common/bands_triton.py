@@ -8,7 +8,7 @@ only mma instructions that every GPU since sm_80 has; Triton compiles wgmma wron
 The *terms* of a tile are a tuple of bfloat16 tiles that add up to it (`blocks_triton.terms`).
 """
 
-from functools import lru_cache
+from functools import partial
 
 import torch
 import triton
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .blocks_triton import add_products, sums_along
 from .dispatch import FUSED_CHANNELS
-from .kernel_triton import runs_gluon
+from .kernel_triton import Memory, runs_gluon
 from .launch import FULL_GPU, LONG_CHUNK_SIZE, TABLE, Launch, cdiv, width
 from .pairs_triton import BLOCK
 from .tiles_triton import state_pointers
@@ -225,17 +225,6 @@ def power_of_two(largest):
     return (0x7F000000 - exponent).to(tl.float32, bitcast=True), exponent.to(tl.float32, bitcast=True)
 
 
-def launch_options(kernel: str, r) -> dict:
-    """Return the keyword arguments of a kernel in bands: sizes, and the options of its launch row. r [B, T, H, K]."""
-    return _options(TABLE[kernel, width(r.element_size())], *r.shape[2:])
-
-
-@lru_cache(1024)
-def _options(launch: Launch, H: int, K: int) -> dict:
-    options = dict(H=H, K=K, C=CHUNK, BK=CHANNELS)
-    return options | dict(num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.maxnreg)
-
-
 def takes_gluon(rows, others) -> bool:
     """Whether Gluon kernels take a call: rows are bfloat16 [B, T, H, 64], and `runs_gluon` holds for all tensors."""
     fits = all(x.shape[-1] == CHANNELS and x.dtype == torch.bfloat16 for x in rows)
@@ -243,17 +232,18 @@ def takes_gluon(rows, others) -> bool:
 
 
 class Parts:
-    """The cut of a call's sequences into chunks of 16 tokens, and into parts of L chunks, which one program walks each.
+    """The cut of a call's sequences into chunks of 16 tokens, and into parts of L chunks, which one program walks each;
+    the launches of kernels in bands.
 
     A part is a whole sequence where sequences are not packed and have more than 128 heads together, about one for each
     multiprocessor of an H200. Otherwise there are as many parts as fill a GPU. N, chunks, parts: numbers of sequences,
     chunks and parts, of packed sequences upper bounds. several: whether a sequence may have more than one part.
     """
 
-    def __init__(self, r, v, packing, enough: int = FULL_GPU // 2):
+    def __init__(self, memory: Memory, r, v, packing, enough: int = FULL_GPU // 2):
         """Cut the sequences of a call with r [B, T, H, K] and v [B, T, H, V]. packing: packed sequences, or None.
         enough: programs that fill a GPU, given the registers of each; the default is two a multiprocessor."""
-        (B, self.T, self.H, self.K), self.V = r.shape, v.shape[-1]
+        (B, self.T, self.H, self.K), self.V, self.memory = r.shape, v.shape[-1], memory
         self.packing, self.packed = packing, packing is not None
         self.stored = torch.float16 if r.element_size() == 2 else torch.float32
         self.N = packing.N if self.packed else B
@@ -274,6 +264,23 @@ class Parts:
         if self.packed:  # requested here, so that one launch lays out all sizes
             packing.request(CHUNK)
             packing.request(CHUNK * self.L, least=1)
+
+    def row(self, name: str) -> Launch:
+        """Return a row of the launch table."""
+        return TABLE[name, width(self.stored.itemsize)]
+
+    def launch(self, row: str, kernel, programs, args, **flags) -> None:
+        """Launch a kernel as `Memory.launch` does, with the sizes and options of every kernel in bands. row: its row of
+        the launch table, such as "rwkv6.fused.forward"."""
+        self.memory.launch(kernel, programs, args, partial(self._constants, kernel, row), **flags)
+
+    def _constants(self, kernel, row: str) -> dict:
+        launch = self.row(row)._asdict()
+        sizes = dict(H=self.H, K=self.K, V=self.V, C=CHUNK, LEVELS=LEVELS, PACKED=self.packed)
+        sizes |= dict(BK=CHANNELS, BV=CHANNELS, TERMS=2 if self.stored.itemsize == 2 else 3)
+        stages = () if getattr(kernel, "is_gluon", bool)() else ("num_stages",)
+        options = {n: launch[n] for n in ("num_warps", "maxnreg", *stages)}
+        return {n: x for n, x in sizes.items() if n in kernel.arg_names} | options
 
     def lines(self, elements: int) -> int:
         """Return how many float32 elements hold `elements` of stored states, float16 or float32 as the inputs."""

@@ -1,23 +1,20 @@
-"""Launches kernels with a cache of compiled code by signature of arguments.
+"""Launches kernels from memory: what Triton compiled for a kind of call is remembered for the next call of that kind.
 
 At each launch Triton computes the specialization of the arguments in Python, which takes longer than all other host
-work of a launch: 7 microseconds for 14 arguments and 15 for 36, where the signature here takes 1 and 3. New signatures
-take Triton's own path, and so do all launches while Triton's launch hooks are set or `JITFunction.run` is replaced.
-
-A call of many launches describes its arguments once (`remembered`). Of its launches only addresses are then looked at.
+work of a launch. Here a call describes its arguments once (`ahead_triton`), and gets the `Memory` of calls of its kind.
+Of its launches only addresses and sizes are then looked at.
 """
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache, partial
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from torch.nn import Parameter
 from triton import knobs
 from triton.compiler import ASTSource
 from triton.runtime import driver
@@ -27,10 +24,8 @@ from .dispatch import interpreted
 
 RUN = JITFunction.run
 """Triton's own launch function; a tool that monitors launches replaces it in `JITFunction`."""
-CACHED = torch.version.hip is None
-"""Whether to cache: on AMD's GPUs Triton also specializes on a tensor's size."""
-MAX_SIGNATURES = 4096
-"""Signatures in a kernel's cache before it is cleared."""
+REMEMBERS = torch.version.hip is None
+"""Whether launches are remembered: on AMD's GPUs Triton also specializes on a tensor's size."""
 
 RESTS = 2_000_000_011
 """A threshold that the collector of cycles does not reach, and that nobody else sets."""
@@ -84,159 +79,118 @@ class _Source(Translated, ASTSource):
     """The source of a Triton kernel as Triton compiles it; a thread releases `TURN` once it is translated."""
 
 
-class Options(dict):
-    """Constants and options of launches by name, which do not change. A launch's signature has this object for all its
-    names and values: to collect, to hash and to compare twenty of each takes a third of a launch's time."""
+class Part:
+    """An argument of `Memory.launch`: `size` elements of a contiguous tensor from element `first` on, as another dtype.
+    The view, which takes longer than all other work on an argument, is made only where its address does not suffice."""
 
-    __hash__, __eq__, __ne__ = object.__hash__, object.__eq__, object.__ne__
-    compiled: tuple | None = None
-    """The kernel that `launch` found for them in a remembered call, and the values of its constants."""
+    __slots__ = "whole", "first", "size", "dtype", "data_ptr"
 
-
-class Part(NamedTuple):
-    """An argument of `launch`: `size` elements of a contiguous tensor from element `first` on, as another dtype. The
-    view, which takes longer than all other work on an argument, is made only where its address does not suffice."""
-
-    whole: Tensor
-    first: int
-    size: int
-    dtype: torch.dtype
+    def __init__(self, whole: Tensor, first: int, size: int, dtype: torch.dtype):
+        self.whole, self.first, self.size, self.dtype = whole, first, size, dtype
+        # A method of an int, which returns it: called at each launch, a method in Python takes three times as long.
+        self.data_ptr = (whole.data_ptr() + first * whole.itemsize).__int__
 
     def view(self) -> Tensor:
         return self.whole[self.first : self.first + self.size].view(self.dtype)
 
 
+def parts(whole: Tensor, sizes: Iterable[int]) -> list[Part]:
+    """Return consecutive parts of a tensor, of so many elements each."""
+    found, first = [], 0
+    for size in sizes:
+        found.append(Part(whole, first, size, whole.dtype))
+        first += size
+    return found
+
+
 class Kernel(JITFunction):
-    """A Triton kernel, launched by `kernel[grid](*arguments, **constants_and_options)`, or by `launch`. grid: programs
-    along 1 to 3 axes. SOURCE: the class of Triton that holds the function's source and translates it."""
+    """A Triton kernel. SOURCE: the class of Triton that holds the function's source and translates it."""
 
     SOURCE: type[ASTSource] = _Source
-
-    def __init__(self, function, do_not_specialize: tuple[str, ...]):
-        super().__init__(function, do_not_specialize=do_not_specialize)
-        self._compiled: dict[tuple, tuple] = {}
 
     def create_binder(self):
         binder = super().create_binder()
         self.ASTSource = self.SOURCE
         return binder
 
-    def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *args, **options: self.launch(grid, args, options)
 
-    def launch(self, grid: tuple[int, ...], args: Sequence, options: dict) -> tuple | None:
-        """Launch the kernel; return what Triton compiled and the values of the constants, if that is remembered."""
-        monitored = _monitored() or self.pre_run_hooks
-        signature, values = (None, None) if monitored or not CACHED else _signature(args, options)
-        if (entry := self._compiled.get(signature)) is not None:
-            _run(entry, (*grid, 1, 1)[:3], driver.active.get_current_stream(signature[0]), values)
-            return entry
-        compiled = self.run(*args, grid=grid, warmup=False, **options)
-        constants = self.arg_names[len(args) :]
-        if signature is not None and compiled is not None and all(name in options for name in constants):
-            if len(self._compiled) >= MAX_SIGNATURES:
-                self._compiled.clear()
-            entry = self._compiled[signature] = compiled, [options[name] for name in constants]
-        return entry
+class Memory(dict):
+    """What calls of one kind remember: launches by kernel and switches, and whatever they compute `once`.
 
+    All calls with a memory have arguments of the same dtypes, heads of the same sizes, and the same options. device:
+    the GPU of all their tensors; None: nothing is remembered, and launches take Triton's own path."""
 
-def launch(kernel, programs: int, args: Sequence, options: Options, stream: int | None = None) -> None:
-    """Launch a `Kernel` or an interpreted one: as kernel[(programs,)](*args, **options), in less time.
+    def __init__(self, device: int | None = None):
+        super().__init__()
+        self.device = device if REMEMBERS else None
 
-    stream: from `remembered`, whose memory has the options. All launches with them then have the same kernel and
-    arguments of the same types and dtypes, on one GPU, and Triton specializes it on none of the whole numbers."""
-    if stream is not None and options.compiled is not None and not kernel.pre_run_hooks:
-        values = _addressed(args)
-        if values is not None:
-            _run(options.compiled, (programs, 1, 1), stream, values)
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what make() returned at the first time that this key was asked for. Without a device keys may be
+        symbolic numbers, which have no hash."""
+        if self.device is None:
+            return make()
+        found = self.get(key)
+        if found is None:
+            found = self[key] = make()
+        return found
+
+    def launch(self, kernel, programs, args: Sequence, constants: Callable[[], dict], *kind, **flags) -> None:
+        """Launch a `Kernel` or an interpreted one: as kernel[programs](*args, **constants(), **flags), in less time.
+
+        programs: their number, or numbers along two axes. constants: a function that returns constants and options by
+        name, the same ones for calls of one kind. flags: constants in which launches differ, on which the types of the
+        arguments may depend; a tensor or None says whether it is there. kind: what else these types depend on. Triton
+        must specialize the kernel on no whole number."""
+        key = kernel.fn, *kind, *[getattr(x, "dtype", x) for x in flags.values()]
+        known, (x, y) = self.get(key), (programs, 1) if type(programs) is int else programs
+        if known is not None and not kernel.pre_run_hooks:
+            pointers, numbers, run, first, rest = known
+            if (values := _addressed(args, pointers, numbers)) is not None:
+                run(x, y, 1, driver.active.get_current_stream(self.device), *first, *values, *rest)
+                return
+        flags = {n: x is not None if x is None or isinstance(x, Tensor) else x for n, x in flags.items()}
+        options = constants() | flags
+        compiled = kernel[x, y](*[x.view() if type(x) is Part else x for x in args], **options)
+        if self.device is None or compiled is None:
             return
-    args = [x.view() if type(x) is Part else x for x in args]
-    if not isinstance(kernel, Kernel):
-        kernel[(programs,)](*args, **options)
-    elif (entry := kernel.launch((programs,), args, options)) and stream is not None:
-        options.compiled = entry
+        pointers = [n for n, x in enumerate(args) if isinstance(x, (Tensor, Part))]
+        numbers = [n for n, x in enumerate(args) if isinstance(x, int)]
+        if _addressed(args, pointers, numbers) is not None:
+            rest = [options[name] for name in kernel.arg_names[len(args) :]]
+            self[key] = pointers, numbers, *_launcher(compiled), rest
 
 
-def remembered(tensors: Sequence[Tensor], *more) -> tuple[int | None, dict]:
-    """Return the current stream of the tensors' GPU, for `launch`, and the memory that calls with tensors of the same
-    dtypes, and with equal `more`, share: a dict. Where launches must take Triton's path: None and an empty dict."""
-    device, dtypes = tensors[0].get_device(), []
-    for x in tensors:
-        if x.get_device() != device:
-            return None, {}
-        dtypes.append(x.dtype)
-    if device < 0 or not CACHED or _monitored():
-        return None, {}
-    return driver.active.get_current_stream(device), _memory(device, *_settings(), *more, *dtypes)
+def _launcher(compiled) -> tuple[Callable, tuple]:
+    """Return a function that launches what Triton compiled, without hooks, and its arguments between the stream and
+    those of the kernel: Triton's own, or in Triton 3.6, for kernels without scratch memory, the C function within."""
+    run, function, metadata, hooks = compiled.run, compiled.function, compiled.packed_metadata, (None, None, None)
+    if triton.__version__.startswith("3.6.") and getattr(run, "global_scratch_size", 1) + run.profile_scratch_size == 0:
+        scratch = None, None
+        return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, *scratch, metadata, *hooks)
+    return run, (function, metadata, *hooks)
 
 
-@lru_cache(MAX_SIGNATURES)
-def _memory(*key) -> dict:
-    return {}
-
-
-def _monitored() -> bool:
+def monitored() -> bool:
     """Whether Triton's launch hooks are set, each a chain, a function or None, or `JITFunction.run` is replaced."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return JITFunction.run is not RUN or bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
-def _settings() -> tuple:
+def settings() -> tuple:
+    """Return Triton's settings that change what it compiles."""
     return knobs.runtime.debug, knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
 
 
-def _run(entry: tuple, grid: tuple[int, int, int], stream: int, values: list) -> None:
-    compiled, constants = entry
-    compiled.run(
-        *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *values, *constants
-    )  # without hooks
-
-
-def _addressed(args: Sequence) -> list | None:
-    """Return arguments with addresses in place of tensors, or None if one is no multiple of 16, or if a number may not
-    be a whole one of 32 bits."""
-    addresses, numbers, values = 0, 0, []
-    for x in args:
-        of = type(x)
-        if of is Tensor or of is Parameter:
-            x = x.data_ptr()
-            addresses |= x
-        elif of is Part:
-            x = x.whole.data_ptr() + x.first * x.whole.itemsize
-            addresses |= x
-        elif of is int:
-            numbers |= x
-        values.append(x)
-    return None if addresses % 16 or not 0 <= numbers < 2**31 else values
-
-
-def _signature(args: Sequence, options: dict) -> tuple[tuple | None, list]:
-    """Return a cache key and the launch's arguments, with addresses in place of tensors.
-
-    The key is at least as fine as Triton's specialization, or None where Triton may use other properties. It begins
-    with the device of the tensors and has their dtypes; none may be on the CPU (device -1), and their addresses must be
-    multiples of 16. Of integers below 2^31 it has whether they are 1 or multiples of 16.
-    """
-    device, addresses, values = 0, 0, []
-    names = [options] if type(options) is Options else [*options, *options.values()]
-    signature = [*_settings(), *names]
-    for x in args:
-        of = type(x)
-        if of is Tensor or of is Parameter:
-            device |= x.get_device()
-            signature.append(x.dtype)
-            x = x.data_ptr()
-            addresses |= x
-        elif of is int:
-            if not 0 <= x < 2**31:
-                return None, values
-            signature.append(16 if x % 16 == 0 else min(x, 2))
-        elif x is None or of is float:
-            signature.append(of)
-        else:
-            return None, values
-        values.append(x)
-    return None if addresses % 16 or device < 0 else (device, *signature), values
+def _addressed(args: Sequence, pointers: list[int], numbers: list[int]) -> list | None:
+    """Return arguments with addresses in place of tensors, or None if one of these is no multiple of 16, or if a number
+    is no whole one of 31 bits. pointers, numbers: the places of tensors and of whole numbers."""
+    values, addresses, bits = [*args], 0, 0
+    for n in pointers:
+        values[n] = address = values[n].data_ptr()
+        addresses |= address
+    for n in numbers:
+        bits |= values[n]
+    return None if addresses % 16 or not 0 <= bits < 2**31 else values
 
 
 def runs_gluon(*tensors: Tensor) -> bool:
@@ -258,7 +212,7 @@ def runs_gluon(*tensors: Tensor) -> bool:
 @cache
 def _has_gluon(device: int) -> bool:
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
-    return CACHED and triton_version >= (3, 6) and torch.cuda.get_device_capability(device)[0] == 9
+    return REMEMBERS and triton_version >= (3, 6) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def launched(*do_not_specialize: str):

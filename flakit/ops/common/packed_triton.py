@@ -5,6 +5,7 @@ It replaces invalid ones by zeros: every sequence is then empty, no kernel acces
 `Packing.close` fills all results with NaN. Rows past the last offset belong to no sequence; `close` zeroes them.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel_triton import Options, launch, launched, remembered
+from .kernel_triton import Memory, Part, launched, parts
 from .launch import cdiv
 
 BLOCK = 1024
@@ -23,12 +24,23 @@ SIZES = 3
 """Sizes of pieces that one launch lays out, as many as a call needs."""
 
 
-@launched("N", "T", "steps", *(f"{name}_{i}" for name in ("tokens", "least", "capacity") for i in range(SIZES)))
+@triton.jit
+def _fill(p, first, end, value, BLOCK: tl.constexpr):
+    """Fill elements first … end - 1 of p with value, by all programs together."""
+    i, programs = tl.program_id(0), tl.num_programs(0)
+    turns = tl.cdiv(tl.maximum(end - first, 0), programs * BLOCK).to(tl.int32)
+    for n in range(0, turns):
+        o = first + (tl.cast(n, tl.int64) * programs + i) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(p + o, tl.full([BLOCK], value, tl.float32).to(p.dtype.element_ty), mask=o < end)
+
+
+@launched("N", "T", "steps", "size", *(f"{name}_{i}" for name in ("tokens", "least", "capacity") for i in range(SIZES)))
 def layout_kernel(
-    cu_seqlens, layout, N, T, steps, tokens_0, least_0, capacity_0, tokens_1, least_1, capacity_1,
+    cu_seqlens, layout, zeros, size, N, T, steps, tokens_0, least_0, capacity_0, tokens_1, least_1, capacity_1,
     tokens_2, least_2, capacity_2, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Check the offsets cu_seqlens [N + 1] of T rows and cut the sequences into pieces of tokens_i tokens, i = 0, 1, 2.
+    Write zeros into zeros [size], unless that is None.
 
     layout: one int32 buffer. First [N + 2]: cu_seqlens if valid, else zeros, then 1 if they were invalid, else 0. Then
     for each i: the number of pieces before each sequence [N + 1], and the sequence of each piece [capacity_i]. All
@@ -38,6 +50,8 @@ def layout_kernel(
     computes all N + 1 counts, so that none waits for another, then bisects them, in `steps` steps, for its slots.
     """
     o, i = tl.arange(0, BLOCK), tl.program_id(0)
+    if zeros is not None:
+        _fill(zeros, 0, size, 0, BLOCK)
     invalid = ((tl.load(cu_seqlens) != 0) | (tl.load(cu_seqlens + N) > T)).to(tl.int32)
     for begin in range(0, N, BLOCK):
         m = begin + o < N
@@ -84,16 +98,6 @@ def layout_kernel(
     tl.store(before + width + slot, tl.minimum(low, N - 1), mask=slot < capacity)
 
 
-@triton.jit
-def _fill(p, first, end, value, BLOCK: tl.constexpr):
-    """Fill elements first … end - 1 of p with value, by all programs together."""
-    i, programs = tl.program_id(0), tl.num_programs(0)
-    turns = tl.cdiv(tl.maximum(end - first, 0), programs * BLOCK).to(tl.int32)
-    for n in range(0, turns):
-        o = first + (tl.cast(n, tl.int64) * programs + i) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(p + o, tl.full([BLOCK], value, tl.float32).to(p.dtype.element_ty), mask=o < end)
-
-
 @launched("N", "T", *(f"width_{i}" for i in range(6)), *(f"size_{i}" for i in range(3)))
 def close_kernel(
     offsets, N, T, rows_0, rows_1, rows_2, rows_3, rows_4, rows_5, width_0, width_1, width_2, width_3, width_4, width_5,
@@ -132,9 +136,9 @@ class Pieces(NamedTuple):
 
     capacity: int
     """An upper bound on the number of pieces, independent of the offsets' values."""
-    sequence: Tensor
+    sequence: Part
     """The sequence of each piece, int32 [capacity], plus up to three elements of padding."""
-    before: Tensor
+    before: Part
     """The number of pieces before each sequence, int32 [N + 1], plus up to three elements of padding."""
 
 
@@ -143,28 +147,38 @@ class Packing:
     a layout once, for a forward and its backward, and not before `offsets` or `pieces` is read.
 
     returned: whether an operator returns what the forward saves for its backward. It must then be initialized, also
-    where no sequence has a token or a chunk; no kernel reads it there.
+    where no sequence has a token or a chunk; no kernel reads it there. memory: of the forward's launches, later of the
+    backward's.
     """
+
+    memory = Memory()
 
     def __init__(self, cu_seqlens: Tensor, T: int, returned: bool = False):
         self.cu_seqlens, self.T, self.N, self.returned = cu_seqlens, T, cu_seqlens.shape[0] - 1, returned
-        self.dtype = cu_seqlens.dtype
         self.saved_rows: list[Tensor] = []
         """Tensors [1, T, ...] that a forward saves for its backward; `close` completes them too if `returned`."""
         self._requested: list[tuple[int, int]] = []
         self._laid_out: dict[tuple[int, int], Pieces] = {}
-        self._offsets: Tensor | None = None
+        self._offsets: Part | None = None
+        self._zeros: Part | None = None
 
     def anew(self) -> "Packing":
         """Return the same packing, of which nothing is laid out."""
         return Packing(self.cu_seqlens, self.T, self.returned)
 
     @property
-    def offsets(self) -> Tensor:
+    def offsets(self) -> Part:
         """The checked offsets, int32 [N + 2] as from `layout_kernel`, plus up to three elements of padding."""
         if self._offsets is None:
             self._lay_out()
         return self._offsets
+
+    def zero(self, x: Part) -> None:
+        """Set x to zeros, which no kernel uses before one that needs the layout of the sequences."""
+        if self._offsets is None:
+            self._zeros = x
+        else:
+            x.view().zero_()
 
     def capacity(self, tokens: int) -> int:
         """Return an upper bound on the number of pieces of `tokens` tokens."""
@@ -184,46 +198,42 @@ class Packing:
 
     def _lay_out(self) -> None:
         """Lay out the requested sizes of pieces in one launch, at most SIZES of them."""
-        keys, self._requested = self._requested[:SIZES], self._requested[SIZES:]
-        keys = keys or [(max(self.T, 1), 0)]  # a program writes `before` of some size in any case
-        N, width, first = self.N, cdiv(self.N + 1, 4) * 4, cdiv(self.N + 2, 4) * 4
-        sizes, args, rooms, programs = [first], [], [], 0
-        for tokens, least in keys:
-            capacity = self.capacity(tokens)
-            sizes += width, cdiv(capacity, 4) * 4
-            args += tokens, least, capacity
-            rooms.append(capacity)
-            programs += cdiv(capacity, BLOCK)
-        layout = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32)
-        args = [self.cu_seqlens, layout, N, self.T, N.bit_length(), *args, *(1, 0, 0) * (SIZES - len(keys))]
-        _launch(layout_kernel, programs, args, [self.cu_seqlens])
-        offsets, *rest = layout.split_with_sizes(sizes)
-        self._offsets = offsets if self._offsets is None else self._offsets
-        for key, capacity, before, sequence in zip(keys, rooms, rest[::2], rest[1::2], strict=True):
-            self._laid_out[key] = Pieces(capacity, sequence, before)
+        keys, self._requested = (*self._requested[:SIZES],), self._requested[SIZES:]
+        # A program writes `before` of some size in any case.
+        programs, sizes, args = _layout(self.N, self.T, keys := keys or ((max(self.T, 1), 0),))
+        layout, zeros = self.cu_seqlens.new_empty(sum(sizes), dtype=torch.int32), self._zeros
+        args = self.cu_seqlens, layout, zeros, 0 if zeros is None else zeros.size, *args
+        self.memory.launch(layout_kernel, programs, args, dict, zeros is None, BLOCK=BLOCK)
+        offsets, *rest = parts(layout, sizes)
+        self._offsets, self._zeros = offsets if self._offsets is None else self._offsets, None
+        for key, before, sequence in zip(keys, rest[::2], rest[1::2], strict=True):
+            self._laid_out[key] = Pieces(self.capacity(key[0]), sequence, before)
 
     def close(self, rows: list[Tensor], whole: list[Tensor]) -> None:
         """Complete a call's results in place: zero rows past the last offset, NaN everywhere if offsets are invalid.
         rows: up to six tensors [1, T, ...]; whole: up to three of any shape; all contiguous."""
         rows = [*rows, *self.saved_rows] if self.returned else rows
         self.saved_rows = []
-        widths, sizes = [x.numel() // self.T for x in rows], [x.numel() for x in whole]
-        programs = cdiv(max(self.T * max(widths), *sizes, 1), BLOCK)
-        args = [
-            self.offsets, self.N, self.T, *_filled(rows, 6, None), *_filled(widths, 6, 0), *_filled(whole, 3, None),
-            *_filled(sizes, 3, 0),
-        ]  # fmt: skip
-        _launch(close_kernel, min(programs, MAX_PROGRAMS), args, [*rows, *whole], len(rows))
+        kind = len(rows), len(whole)
+        widths = self.memory.once(kind, lambda: [*[x.numel() // self.T for x in rows], *[0] * (6 - len(rows))])
+        sizes = [x.numel() for x in whole]
+        programs = min(cdiv(max(self.T * max(widths), *sizes, 1), BLOCK), MAX_PROGRAMS)
+        rows, whole, sizes = (_filled(rows, 6, None), _filled(whole, 3, None), _filled(sizes, 3, 0))
+        args = self.offsets, self.N, self.T, *rows, *widths, *whole, *sizes
+        self.memory.launch(close_kernel, programs, args, dict, *kind, BLOCK=BLOCK)
 
 
-def _launch(kernel, programs: int, args: list, tensors: list[Tensor], *kind: int) -> None:
-    """Launch a kernel of this module. tensors: the arguments in whose dtypes calls may differ; kind: what else they may
-    differ in, but for numbers, since Triton specializes the kernels on none."""
-    stream, known = remembered(tensors, kernel.fn, *kind)
-    options = known.get("options")
-    if options is None:
-        options = known["options"] = Options(BLOCK=BLOCK)
-    launch(kernel, programs, args, options, stream)
+@lru_cache(1024)
+def _layout(N: int, T: int, keys: tuple[tuple[int, int], ...]) -> tuple[int, list[int], list[int]]:
+    """Return, of the launch that lays out pieces of these (tokens, least) for N sequences in T rows: its programs, the
+    sizes of the parts of `layout`, and the kernel's arguments from N on."""
+    sizes, args, programs = [cdiv(N + 2, 4) * 4], [N, T, N.bit_length()], 0
+    for tokens, least in keys:
+        capacity = T // tokens + N
+        sizes += cdiv(N + 1, 4) * 4, cdiv(capacity, 4) * 4
+        args += tokens, least, capacity
+        programs += cdiv(capacity, BLOCK)
+    return programs, sizes, [*args, *(1, 0, 0) * (SIZES - len(keys))]
 
 
 def _filled(x: list, size: int, filler) -> list:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .dispatch import interpreted
-from .kernel_triton import Options, Part, launch, remembered
+from .kernel_triton import Memory, Part
 from .launch import (
     CHUNK_SIZE,
     FULL_GPU,
@@ -48,36 +48,30 @@ class ChunkPlan:
     state [rows, V]. chunk_size: 0 for the default. flags: how many numbers say whether a chunk of a head is mild; 0:
     one for each block of K. Attributes: N, chunks: numbers of sequences and chunks (packed: an upper bound of these);
     C: the chunk length; scaled: states are stored in float16 with row scales; empty(shape): allocates float32.
-    current_stream, known: after `remember`, that and what calls of this kind remember, by launch.
     """
 
     blocks = False
     """Whether the operator has kernels for chunks of which only the blocks are mild (`halves_and_mild`)."""
-    current_stream: int | None = None
 
-    def __init__(self, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0):
+    def __init__(
+        self, memory: Memory, op: str, x: torch.Tensor, V: int, packing: Packing | None, chunk_size: int, flags: int = 0
+    ):
+        self.memory = memory
         (B, self.T, self.H, self.rows), self.columns = x.shape, V
         self.op, self.width = op, width(x.element_size())
-        self.scaled, self.C = cut_into_chunks(op, x, V, chunk_size)
+        self.scaled, self.C = memory.once("chunks", lambda: cut_into_chunks(op, x, V, chunk_size))
         self.packing = packing
         if packing is None:
             self.N, self.chunks = B, B * cdiv(self.T, self.C)
         else:
             self.N, self.chunks = packing.N, packing.capacity(self.C)
         self.empty = x.new_empty(0, dtype=torch.float32).new_empty
-        self.known: dict = {}
         # Flags a chunk and head: one for each block of K of `stream_kernel`, unless the operator has its own number.
-        self.flags = flags or self._stream_blocks_of(self.rows, self.columns)[0]
+        self.flags = memory.once("flags", lambda: flags or self._stream_blocks_of(self.rows, self.columns)[0])
 
     def _stream_blocks_of(self, K: int, V: int) -> tuple[int, int]:
         """Return `stream_kernel`'s numbers of blocks along K and V, which may be symbolic; those of `sizes` may not."""
         return _blocks_of(TABLE[f"{self.op}.stream", self.width], self.C, K, V)
-
-    def remember(self, *tensors: torch.Tensor) -> None:
-        """Take constants, and what they were compiled to, from earlier calls with tensors of the same dtypes. Sizes of
-        heads that the plan does not have are keys in `known`. tensors: all inputs of the call but states."""
-        kind = self.op, self.H, self.rows, self.columns, self.C, self.packing is None, TABLE.version
-        self.current_stream, self.known = remembered(tensors, *kind)
 
     @cached_property
     def at_once(self) -> int:
@@ -100,11 +94,25 @@ class ChunkPlan:
         common, *blocks = _sizes(launch, self.H, self.rows, V, self.C, self.packing is not None)
         return dict(common), *blocks
 
-    def paths(self, kernel: str):
-        """Yield (keyword arguments, blocks along V) of two launches: for mild chunks (16-bit inputs) and others."""
-        for path in ("mild", "dyadic") if self.width == "16-bit" else ("dyadic",):
-            common, _, NV = self.sizes(f"{kernel}.{path}")
-            yield common | dict(FLAGS=self.flags, LEVELS=self.C.bit_length() - 1, MILD=int(path == "mild")), NV
+    def launch_paths(self, row: str, kernel, along: str, *args, visits: bool = False, **switches) -> None:
+        """Launch a kernel with a program for each chunk, head and block along "K", "V" or "", none: for mild chunks,
+        of 16-bit inputs alone, then for others, of which a program `visits` one or, if that is set, `at_once`.
+
+        row: of the launch table, without its path; args: the kernel's before `where`; switches: constants by name."""
+        for path, flat in zip(("mild", "dyadic"), self.flattened(args), strict=True):
+            if (mild := path == "mild") and self.width != "16-bit":
+                continue
+            flat += self.where
+            _, NK, NV = self.memory.once((row, path), partial(self.sizes, f"{row}.{path}"))
+            at_once, blocks = self.at_once if visits and not mild else 1, NK if along == "K" else NV if along else 1
+            flags = switches | (dict(AT_ONCE=at_once, SCALED=self.scaled) if visits else {})
+            self.memory.launch(
+                kernel, cdiv(self.chunks * self.H, at_once) * blocks, [*flat, self.chunks] if visits else flat,
+                lambda path=path: dict(
+                    **self.sizes(f"{row}.{path}")[0], FLAGS=self.flags, LEVELS=self.C.bit_length() - 1
+                ),
+                MILD=int(mild), **flags,
+            )  # fmt: skip
 
     def stored_shape(self, V: int) -> tuple[int, ...]:
         """Return the shape of the float32 tensor that stores the states entering all chunks: [chunks, H, rows, V], or
@@ -112,11 +120,11 @@ class ChunkPlan:
         if not self.scaled:
             return self.chunks, self.H, self.rows, V
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
-        return (2 * _whole_lines(self._scales(V)) + states,)
+        return (2 * whole_lines(self._scales(V)) + states,)
 
     def _scales(self, V: int) -> int:
         """Return the number of `Stored.scales`, as many as mild_scales: one for each state's row and block along V."""
-        return self.chunks * self.H * self.rows * self._stream_blocks_of(self.rows, V)[1]
+        return self.chunks * self.H * self.rows * self.memory.once(V, lambda: self._stream_blocks_of(self.rows, V)[1])
 
     def allocate_states(self, V: int) -> torch.Tensor:
         """Allocate a tensor for the state entering each chunk, of `stored_shape`, with zeros where no kernel writes if
@@ -127,7 +135,7 @@ class ChunkPlan:
                 stored.zero_()  # a packed batch may fill fewer chunks than are allocated
         elif self.scaled:
             used = self._scales(V)
-            scales = _whole_lines(used)
+            scales = whole_lines(used)
             if used < scales:
                 stored[: 2 * scales].view(2, scales)[:, used:] = 0
             if self.chunks * self.H * self.rows * V % 2:
@@ -135,26 +143,27 @@ class ChunkPlan:
         return stored
 
     def unpacked(self, stored: torch.Tensor, V: int) -> Stored:
-        """Return the states and scales in a tensor of `stored_shape`, as views or, for remembered launches, parts."""
+        """Return the states and scales in a tensor of `stored_shape`."""
         if not self.scaled:
             return Stored(stored, stored, None, None)
         states = cdiv(self.chunks * self.H * self.rows * V, 2)
         scales = (stored.numel() - states) // 2
-        parts = (
-            Part(stored, 2 * scales, states, torch.float16), Part(stored, 0, scales, torch.float32),
+        return Stored(
+            stored, Part(stored, 2 * scales, states, torch.float16), Part(stored, 0, scales, torch.float32),
             Part(stored, scales, scales, torch.float32),
         )  # fmt: skip
-        return Stored(stored, *(parts if self.current_stream is not None else [x.view() for x in parts]))
 
-    def flattened(self, args, mild: bool) -> list:
-        """Return args with each `Stored` replaced by its states and its scales (mild: its mild_scales)."""
-        flat = []
+    def flattened(self, args) -> tuple[list, list]:
+        """Return args with each `Stored` replaced by its states and its mild_scales, and with its scales instead."""
+        mild, others = [], []
         for x in args:
             if type(x) is Stored:
-                flat += x.states, x.mild_scales if mild else x.scales
+                mild += x.states, x.mild_scales
+                others += x.states, x.scales
             else:
-                flat.append(x)
-        return flat
+                mild.append(x)
+                others.append(x)
+        return mild, others
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.N, self.H, self.rows, self.columns
@@ -179,57 +188,57 @@ class ChunkPlan:
         """
         inputs = [(x, y, first, last)] + ([beside] if beside else [])
         columns = [y.shape[-1] for _, y, _, _ in inputs]
-        options = partial(self._stream_options, columns, x.shape[2] // self.H, reverse, inclusive)
+        kind = columns, y.shape[2] // self.H, reverse, inclusive
         # Kernels read only what was written, and gradients of states are no operator's output.
         wholes = [self.empty(self.stored_shape(V)) if reverse else self.allocate_states(V) for V in columns]
         stored = [self.unpacked(x, V) for x, V in zip(wholes, columns, strict=True)]
         programs, NK = self._stream_blocks(columns)
         if not reverse:
-            mild = self.empty(self.chunks, self.H, NK, dtype=torch.int32) if mild is None else mild
-            if self.packing is not None or not (self.scaled or self.blocks):
-                mild.zero_()
+            count = self.chunks * self.H * NK
+            mild = Part(self.empty(count), 0, count, torch.int32) if mild is None else mild
+            if self.packing is not None:
+                self.packing.zero(mild)
+            elif not (self.scaled or self.blocks):
+                mild.view().zero_()
         L, parts, are_pieces = self.parts(programs)
         where = (None, None, *self.where[1:], L)
         if are_pieces:
             _, *pieces = self.packing.pieces(self.C * L)
             where = *pieces, *where[2:]
         if parts > self.N or callable(first):
-            entering = self._start_parts(inputs, units, w, scale, parts, where, programs * parts, options, reverse)()
+            entering = self._start_parts(inputs, units, w, scale, parts, where, programs * parts, kind)()
             inputs = [(x, y, S, None) for (x, y, _, _), S in zip(inputs, entering, strict=True)]
         args = []
         for (x, y, first, last), S in zip(inputs, stored, strict=True):
             args += x, y, S.states, S.scales, S.mild_scales, first, last
-        _, _, first, last = inputs[0]
-        launch(
-            stream_kernel, programs * parts, [*_filled(args), units, remainders, w, None, mild, scale, *where],
-            options(False, parts > self.N, first, last is not None), self.current_stream,
-        )  # fmt: skip
+        args = [*_filled(args), units, remainders, w, None, mild, scale, *where]
+        self._launch_stream(programs * parts, args, False, parts > self.N, *kind)
         return (stored if beside else stored[0]), mild
 
     def _stream_blocks(self, columns: Sequence[int]) -> tuple[int, int]:
         """Return the programs of `stream_kernel` for a part of states of so many columns, and its blocks along K."""
-        key = "blocks", *columns
-        found = self.known.get(key)
-        if found is None:
+
+        def blocks():
             blocks = [self.sizes("stream", V)[1:] for V in columns]
             NK = blocks[0][0]
-            found = self.known[key] = NK * sum(NV for _, NV in blocks) * self.H, NK
-        return found
+            return NK * sum(NV for _, NV in blocks) * self.H, NK
 
-    def _stream_options(self, columns, G: int, reverse: bool, inclusive: bool, totals, in_parts, first, last):
-        """Return the keyword arguments of `stream_kernel` for states of so many columns. G: heads of x to one of w;
-        totals, in_parts, last: whether the kernel has these switches; first: the initial state or None."""
-        given = None if first is None else first.dtype
-        key = "stream", *columns, G, reverse, inclusive, totals, in_parts, given, last
-        found = self.known.get(key)
-        if found is None:
+        return self.memory.once(("blocks", *columns), blocks)
+
+    def _launch_stream(self, programs, args, totals: bool, in_parts: bool, columns, G, reverse, inclusive) -> None:
+        """Launch `stream_kernel` for states of so many columns. G: heads of x to one of w; totals, in_parts: whether
+        the kernel has these switches."""
+        first, last = args[5:7]
+
+        def constants():
             common, *others = [self.sizes("stream", V)[0] for V in columns]
-            found = self.known[key] = Options(
-                **common, G=G, REVERSE=reverse, INCLUSIVE=inclusive, SCALED=self.scaled, BLOCKS=self.blocks,
+            return dict(
+                **common, G=G, INCLUSIVE=inclusive, SCALED=self.scaled, BLOCKS=self.blocks,
                 OTHER_V=others[0]["V"] if others else 0, OTHER_BV=others[0]["BV"] if others else 1,
-                TOTALS=totals, IN_PARTS=in_parts, HAS_FIRST=first is not None, WANTS_LAST=last,
             )  # fmt: skip
-        return found
+
+        flags = dict(REVERSE=reverse, TOTALS=totals, IN_PARTS=in_parts, HAS_FIRST=first, WANTS_LAST=last)
+        self.memory.launch(stream_kernel, programs, args, constants, **flags)
 
     def parts(self, programs):
         """Return the number of chunks a part, the number of parts, and whether they are `Pieces` of a packed batch.
@@ -258,30 +267,26 @@ class ChunkPlan:
 
         parts: their number. sequence_of_part [parts], parts_before [N + 1]: as in `positions_triton`. tokens: of a
         part, a multiple of every chunk length. Other arguments as of `states`."""
-        columns = [self.columns]
         # Offsets of chunks say where to store their states; none is stored here.
         cu_seqlens = None if self.packing is None else self.packing.offsets
         where = (sequence_of_part, parts_before, cu_seqlens, parts_before, self.T, tokens // self.C)
-        options, (programs, _) = partial(self._stream_options, columns, 1, reverse, False), self._stream_blocks(columns)
-        inputs = [(x, y, first, None)]
-        finish = self._start_parts(inputs, None, w, scale, parts, where, programs * parts, options, reverse)
+        kind = columns, *_ = (self.columns,), 1, reverse, False
+        programs, _ = self._stream_blocks(columns)
+        finish = self._start_parts([(x, y, first, None)], None, w, scale, parts, where, programs * parts, kind)
         return lambda: finish()[0]
 
-    def _start_parts(self, inputs, units, w, scale, parts, where, programs, options, reverse):
+    def _start_parts(self, inputs, units, w, scale, parts, where, programs, kind):
         """Start to compute the states entering each part, for several (x, y, first, last) together. Return a function
-        that waits for `first` and returns a list of [parts, H, K, V]. units: as of `states`. where, programs,
-        options: of `stream_kernel`, positions, number and `_stream_options` of these states; others as in
-        `start_parts`."""
+        that waits for `first` and returns a list of [parts, H, K, V]. units: as of `states`. where, programs, kind:
+        positions of `stream_kernel`, and other arguments of `_launch_stream`; others as in `start_parts`."""
         entering = [self.empty(parts, self.H, self.rows, y.shape[-1]) for _, y, _, _ in inputs]
         decay = self.empty(parts, self.H, self.rows)
         args = []
         for (x, y, _, _), S in zip(inputs, entering, strict=True):
             args += x, y, S, None, None, None, None
-        launch(
-            stream_kernel, programs, [*_filled(args), units, None, w, decay, None, scale, *where],
-            options(True, True, None, False), self.current_stream,
-        )  # fmt: skip
-        _, parts_before, *_ = where
+        args = [*_filled(args), units, None, w, decay, None, scale, *where]
+        self._launch_stream(programs, args, True, True, *kind)
+        (_, _, reverse, _), (_, parts_before, *_) = kind, where
         rest = parts // self.N, parts_before, reverse
         firsts = [first for _, _, first, _ in inputs]
         wait = None
@@ -303,13 +308,16 @@ class ChunkPlan:
         """Replace what each part writes, [parts, H, K, V], by the state entering it. decay: e^{total} [parts, H, K].
         first, last [N, H, K, V]: the initial states and the output for the final ones, or None. parts: of one sequence
         or, packed, parts_before [N + 1] instead."""
-        V = written.shape[-1]
-        launch = TABLE["scan", self.width]
-        BE = elements(self.rows * V, self.N * self.H, launch.BV)
-        scan_kernel[(cdiv(self.rows * V, BE) * self.N * self.H,)](
-            written, decay, first, last, parts_before, parts, H=self.H, K=self.rows, V=V, BE=BE,
-            REVERSE=reverse, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
-            PACKED=self.packing is not None, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        V, row = written.shape[-1], TABLE["scan", self.width]
+        BE = elements(self.rows * V, self.N * self.H, row.BV)
+        self.memory.launch(
+            scan_kernel, cdiv(self.rows * V, BE) * self.N * self.H,
+            (written, decay, first, last, parts_before, parts),
+            lambda: dict(
+                H=self.H, K=self.rows, PACKED=self.packing is not None, num_warps=row.num_warps,
+                num_stages=row.num_stages,
+            ),
+            V=V, BE=BE, REVERSE=reverse, HAS_FIRST=first, WANTS_LAST=last,
         )  # fmt: skip
 
 
@@ -328,7 +336,7 @@ def _blocks_of(launch: Launch, C: int, K: int, V: int) -> tuple[int, int]:
     return cdiv(K, block_of(C, K, launch.BK)), cdiv(V, block_of(C, V, launch.BV))
 
 
-def _whole_lines(count: int) -> int:
+def whole_lines(count: int) -> int:
     """Round a number of float32 elements up to whole cache lines of 128 bytes."""
     return cdiv(count, 32) * 32
 

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from .blocks_triton import arrived
-from .kernel_triton import launched
+from .kernel_triton import Memory, launched
 from .launch import CHECKPOINT, TABLE, TOGETHER, Launch, block, cdiv, width
 from .packed_triton import Packing
 
@@ -270,16 +270,19 @@ def new_shares(blocks: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return [x.new_empty(blocks, *x.shape, dtype=torch.float32) for x in inputs]
 
 
-def sum_blocks(blocks: int, shares: Sequence[torch.Tensor], *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+def sum_blocks(
+    memory: Memory, blocks: int, shares: Sequence[torch.Tensor], *inputs: torch.Tensor
+) -> Sequence[torch.Tensor]:
     """Return the gradients of up to SUMS inputs [B, T, H, D] of one size, in their dtypes: the sums over blocks of the
     partial ones from `new_shares`."""
     if blocks == 1:
         return shares
     (*_, H, D), size = inputs[0].shape, inputs[0].numel()
     sums, absent = [torch.empty_like(x) for x in inputs], [None] * (SUMS - len(inputs))
-    sum_kernel[(cdiv(size, BLOCK),)](
-        *shares, *absent, *sums, *absent, size // (H * D), D=H * D, BLOCKS=blocks, BLOCK=BLOCK
-    )
+    memory.launch(
+        sum_kernel, cdiv(size, BLOCK), (*shares, *absent, *sums, *absent, size // (H * D)),
+        lambda: dict(BLOCK=BLOCK), *[x.dtype for x in inputs], D=H * D, BLOCKS=blocks,
+    )  # fmt: skip
     return sums
 
 

@@ -50,13 +50,13 @@ A `tl.debug_barrier` precedes each tile reloaded to save registers, or Triton wo
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 
-from ..common.kernel_triton import Options, launch
+from ..common.kernel_triton import Memory, Part
 from ..common.launch import CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, cdiv, chip_of
-from ..common.plan_triton import ChunkPlan, block_of
+from ..common.plan_triton import ChunkPlan, block_of, whole_lines
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
 from .steep_triton import steep_slot_grads_kernel
@@ -74,21 +74,21 @@ class _Plan(ChunkPlan):
 
     blocks = True
 
-    def __init__(self, q, v, s, packing, chunk_size):
-        super().__init__(_op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
+    def __init__(self, memory, q, v, s, packing, chunk_size):
+        super().__init__(memory, _op(s.shape[-1]), s, v.shape[-1], packing, _tokens(q, s, chunk_size))
         self.M, self.G = s.shape[-1], q.shape[2] // self.H
+        self.s = s
+
+    @property
+    def scale_block(self) -> int:
+        """The columns of a memory that share a row's scale, a block of the stream."""
         limit = TABLE[f"{self.op}.stream", self.width].BV
-        self.scale_block = block_of(self.C, limit, limit)
-        self.device, chip = s.device, chip_of(s)
-        # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
-        self.overlaps = chip is not None and chip.capability >= OVERLAPS and self.scaled
-        roomy = chip is not None and chip.shared >= TWO_STAGES and self.scaled and self.op == "gsa"
-        self.two_stages = ("output", "pass_grads") if roomy else ()
+        return block_of(self.C, limit, limit)
 
     @cached_property
     def inside(self) -> tuple:
         """The arguments of positions that kernels inside chunks share: `sums_of_rows`, then `where`."""
-        return sums_of_rows(self.C, self.device), *self.where
+        return sums_of_rows(self.C, self.s.device), *self.where
 
     def saved_sizes(self, q) -> tuple[int, int]:
         """Return the elements of the first saved tensor: scores, rounded up to 16 bytes, and mild flags."""
@@ -105,39 +105,40 @@ class _Plan(ChunkPlan):
         it loops over in blocks, as {"K": K}; apart: whether each of these blocks has its own program; steep: whether
         the kernel is for steep chunks alone, of which a program checks `at_once`; more: further keyword arguments.
         """
-        programs = self.chunks * heads
-        if steep:
-            ((options, _),) = self._options(name, blocks, AT_ONCE=self.at_once, **more)
-            flat = [*self.flattened(args, mild=False), *self.inside, self.chunks]
-            launch(kernel, cdiv(programs, self.at_once), flat, options, self.current_stream)
-            return
-        for mild, (options, count) in zip((True, False), self._options(name, blocks, apart, **more), strict=True):
-            flat = [*self.flattened(args, mild), *self.inside]
-            launch(kernel, programs * (count if apart else 1), flat, options, self.current_stream)
-
-    def _options(self, name: str, blocks: dict[str, int], apart=False, **more) -> list[tuple[Options, int]]:
-        """Return the keyword arguments of a kernel's launches, and the number of blocks along the axes in `blocks`: of
-        mild chunks and of others, of all chunks alike if AT_ONCE is given."""
-        key = name, self.G, apart, *blocks.values(), *more.values()
-        found = self.known.get(key)
-        if found is None:
-            row = TABLE[f"{self.op}.{name}", self.width]
-            limit = min(row.BV, self.scale_block)  # a row has one scale a block
-            sizes = {f"B{x}": block_of(self.C, size, limit) for x, size in blocks.items()}
-            count = math.prod(cdiv(size, sizes[f"B{x}"]) for x, size in blocks.items())
-            two_stages = name in self.two_stages and not apart and count > 1
-            common = dict(
-                H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=self.scale_block,
-                FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
-                num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
-                maxnreg=row.maxnreg,
+        count = self.memory.once((name, *blocks.values()), lambda: self._sizes(name, blocks)[1]) if apart else 1
+        at_once = self.at_once if steep else 1
+        for mild, flat in zip((True, False), self.flattened(args), strict=True):
+            if mild and steep:
+                continue
+            flat += [*self.inside, self.chunks] if steep else self.inside
+            self.memory.launch(
+                kernel, cdiv(self.chunks * heads, at_once) * count, flat,
+                partial(self._constants, name, blocks, apart, mild, steep),
+                **(dict(AT_ONCE=at_once) if steep else dict(MILD=mild)), **blocks, **more,
             )  # fmt: skip
-            early = dict(launch_pdl=True) if self.overlaps else {}
-            both = dict(MILD=True, OVERLAPS=self.overlaps), dict(MILD=False, OVERLAPS=self.overlaps, **early)
-            paths = ({},) if "AT_ONCE" in more else both
-            found = [(Options(**common, **blocks, **sizes, **path, **more), count) for path in paths]
-            self.known[key] = found
-        return found
+
+    def _sizes(self, name: str, blocks: dict[str, int]) -> tuple[dict[str, int], int]:
+        """Return the lengths of blocks along the axes in `blocks` as {"BK": …}, and how many blocks these are."""
+        limit = min(TABLE[f"{self.op}.{name}", self.width].BV, self.scale_block)  # a row has one scale a block
+        sizes = {f"B{x}": block_of(self.C, size, limit) for x, size in blocks.items()}
+        return sizes, math.prod(cdiv(size, sizes[f"B{x}"]) for x, size in blocks.items())
+
+    def _constants(self, name: str, blocks: dict[str, int], apart: bool, mild: bool, steep: bool) -> dict:
+        """Return the keyword arguments of a launch; arguments as of `launch`."""
+        (sizes, count), BS = self._sizes(name, blocks), self.scale_block
+        row = TABLE[f"{self.op}.{name}", self.width]
+        # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
+        chip = chip_of(self.s) if self.scaled else None
+        overlaps = chip is not None and chip.capability >= OVERLAPS
+        roomy = chip is not None and chip.shared >= TWO_STAGES and self.op == "gsa"
+        two_stages = roomy and name in ("output", "pass_grads") and not apart and count > 1
+        early = {} if steep else dict(OVERLAPS=overlaps) | (dict(launch_pdl=True) if overlaps and not mild else {})
+        return dict(
+            H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=BS,
+            FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
+            num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
+            maxnreg=row.maxnreg, **sizes, **early,
+        )  # fmt: skip
 
 
 def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
@@ -149,10 +150,15 @@ def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     """
     # What a capture computes is the graph's own, and has no values before its first replay.
     captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_sums_of_rows.__wrapped__ if captured else _sums_of_rows)(C, device)
+    return _sums_of_rows(C, device) if captured else _remembered_sums_of_rows(C, device)
 
 
 @lru_cache(1024)
+def _remembered_sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
+    """Compute on the CPU: on a GPU a dozen operations would be loaded, for which a process' first call waits."""
+    return _sums_of_rows(C, torch.device("cpu")).to(device)
+
+
 def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     j = torch.arange(C, device=device)
     i = j[:, None]
@@ -196,14 +202,13 @@ ACCEPTS_FUNCTIONS = True
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling [B, T, HQ, M]
     and the mild flags (`_Plan.saved_sizes`); hk and hv entering every chunk, slots as rows."""
-    plan = _Plan(q, v, s, packing, chunk_size)
+    plan = _Plan(Memory(), q, v, s, packing, chunk_size)
     return (sum(plan.saved_sizes(q)),), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final (hk, hv) (None unless requested), and `saved_shapes`' tensors (no scores unless `keep`)."""
-    plan = _Plan(q, v, s, packing, chunk_size)
-    plan.remember(q, k, v, s, g)
+    plan = _Plan(memory, q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     (first_hk, first_hv), last_hk, last_hv = _slot_rows(initial_state), None, None
     if output_final_state:
@@ -215,7 +220,7 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     kept = plan.empty(reads + flags if keep else flags)
     if keep and (used := q.shape[:3].numel() * plan.M) < reads:
         kept[used:reads] = 0
-    mild = kept[-flags:].view(torch.int32)
+    mild = Part(kept, reads if keep else 0, flags, torch.int32)
     (hk, hv), _ = plan.states(
         s, k, g, 1.0, first_hk, last_hk, reverse=False, beside=(s, v, first_hv, last_hv), remainders=remainders,
         mild=mild,
@@ -230,20 +235,20 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     return o, (last_hk.mT, last_hv) if output_final_state else None, (kept, hk.whole, hv.whole)
 
 
-def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dq, dk, dv, ds, dg in their inputs' dtypes, and those of the initial (hk, hv) in float32 if there are."""
-    plan = _Plan(q, v, s, packing, chunk_size)
-    plan.remember(q, k, v, s, g, do)
+    plan = _Plan(memory, q, v, s, packing, chunk_size)
     K, V = q.shape[-1], v.shape[-1]
     plan.request_layout(K, V)
     logits, hk, hv = saved
-    _, flags = plan.saved_sizes(q)
-    mild = logits[-flags:].view(torch.int32)
+    mild = Part(logits, *plan.saved_sizes(q), torch.int32)
     hk, hv = plan.unpacked(hk, K), plan.unpacked(hv, V)
-    slots = *q.shape[:3], plan.M
-    p, dscores = (plan.empty(slots, dtype=torch.float16 if plan.scaled else torch.float32) for _ in range(2))
-    units = plan.empty(slots[:-1]) if plan.scaled else None
-    reads = plan.empty(slots)
+    rows, dtype = q.shape[:3].numel(), torch.float16 if plan.scaled else torch.float32
+    size = cdiv(rows * plan.M * dtype.itemsize, 4)
+    p, reads = Part(plan.empty(size), 0, size, dtype), plan.empty(rows * plan.M)
+    lines, more = whole_lines(size), rows if plan.scaled else 0
+    whole = plan.empty(lines + more)
+    dscores, units = Part(whole, 0, size, dtype), Part(whole, lines, more, torch.float32) if plan.scaled else None
     plan.launch(
         "softmax_grads", softmax_grads_kernel, q.shape[2], dict(V=V),
         v, s, g, do, hv, logits, mild, p, dscores, units, reads, scale,

@@ -332,7 +332,7 @@ def _blocks_and_options(launch: Launch, heads: int, K: int, V: int, M: int) -> t
     return blocks, -(-V // BV), dict(num_warps=warps, num_stages=launch.num_stages)
 
 
-def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, q, k, v, s, g, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final (hk, hv) (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     (B, T, H, K), V, M, HQ = k.shape, v.shape[-1], s.shape[-1], q.shape[2]
     N, offsets = sequences(s, packing)
@@ -340,40 +340,51 @@ def forward(q, k, v, s, g, scale, initial_state, output_final_state, packing, ch
     o = q.new_empty(B, T, HQ, V)
     final = (empty(N, H, K, M), empty(N, H, M, V)) if output_final_state else (None, None)
     initial = initial_state or (None, None)
-    flags = dict(H=H, G=HQ // H, M=M, HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state)
+
+    def flags():
+        return dict(H=H, G=HQ // H, M=M, HAS_INITIAL=initial_state is not None, WANTS_FINAL=output_final_state)
+
     if T == 1 and packing is None and not keep:
         blocks, NV, options = _blocks_and_options(TABLE["gsa.recurrent", width(s.element_size())], N * H, K, V, M)
-        token_kernel[(NV * N * H,)](q, k, v, s, g, *initial, o, *final, scale, K=K, V=V, **blocks, **flags, **options)
+        memory.launch(
+            token_kernel, NV * N * H, (q, k, v, s, g, *initial, o, *final, scale),
+            lambda: dict(K=K, V=V, **blocks, **flags(), **options),
+        )  # fmt: skip
         return o, final if output_final_state else None, None
     p, states_hk, states_hv = empty(B, T, HQ, M), None, None
     if keep:
         states_hk, states_hv = checkpoints(k, M, packing), checkpoints(s, V, packing)
         if packing is not None:
             packing.saved_rows.append(p)
-    BK, BM, launch = block(K, 512), block(M, 128), TABLE["gsa.recurrent_pass", width(s.element_size())]
-    flags |= dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H), KEEP=keep, PACKED=packing is not None)
-    flags["num_stages"] = launch.num_stages
-    pass_kernel[(cdiv(M, launch.BK) * N * H,)](
-        None, k, q, s, g, initial[0], p, states_hk, final[0], scale, *offsets, T,
-        D=K, BM=launch.BK, BD=BK, FIRST=True, LONG=T > 1 and k.dtype == torch.float32, **flags,
-        num_warps=launch.num_warps * max(1, BK * launch.BK // WARP),
+    row = TABLE["gsa.recurrent_pass", width(s.element_size())]
+
+    def constants(D, BM, BD):
+        more = dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H), KEEP=keep, PACKED=packing is not None, **flags())
+        return more | dict(
+            D=D, BM=BM, BD=BD, num_warps=row.num_warps * max(1, BM * BD // WARP), num_stages=row.num_stages,
+        )  # fmt: skip
+
+    memory.launch(
+        pass_kernel, cdiv(M, row.BK) * N * H,
+        (None, k, q, s, g, initial[0], p, states_hk, final[0], scale, *offsets, T),
+        lambda: constants(K, row.BK, block(K, 512)), FIRST=True, LONG=T > 1 and k.dtype == torch.float32,
     )  # fmt: skip
     torch.softmax(p, -1, out=p)
-    pass_kernel[(cdiv(V, launch.BV) * N * H,)](
-        p, v, None, s, g, initial[1], o, states_hv, final[1], scale, *offsets, T,
-        D=V, BM=BM, BD=launch.BV, FIRST=False, LONG=False, **flags,
-        num_warps=launch.num_warps * max(1, BM * launch.BV // WARP),
+    memory.launch(
+        pass_kernel, cdiv(V, row.BV) * N * H,
+        (p, v, None, s, g, initial[1], o, states_hv, final[1], scale, *offsets, T),
+        lambda: constants(V, block(M, 128), row.BV), FIRST=False, LONG=False,
     )  # fmt: skip
     return o, final if output_final_state else None, (p, states_hk, states_hv) if keep else None
 
 
-def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dq, dk, dv, ds and dg in their inputs' dtypes, and those of the initial (hk, hv) in float32."""
     (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
     (B, T, H, M), G = s.shape, q.shape[2] // s.shape[2]
     N, offsets = sequences(s, packing)
-    launch, U = TABLE["gsa.recurrent_grads", width(s.element_size())], tokens_per_turn(T, G)
-    BM, BK, BV = block(M, launch.BK), block(k.shape[-1], launch.BV), block(v.shape[-1], launch.BV)
+    row, U = TABLE["gsa.recurrent_grads", width(s.element_size())], tokens_per_turn(T, G)
+    BM, BK, BV = block(M, row.BK), block(k.shape[-1], row.BV), block(v.shape[-1], row.BV)
     NM, NK, NV = cdiv(M, BM), cdiv(k.shape[-1], BK), cdiv(v.shape[-1], BV)
     empty = s.new_empty(0, dtype=torch.float32).new_empty
 
@@ -381,24 +392,34 @@ def backward(q, k, v, s, g, scale, initial_state, packing, chunk_size, saved, do
         """Launch the first pass, with dz, or the second, with dx. Return dinitial_state."""
         D, dinitial_state = y.shape[-1], empty(N, *states.shape[1:])
         programs = NM * cdiv(D, BD) * N * H
-        pass_grads_kernel[(programs,)](
-            x, y, z, s, g, states, dfinal_state, empty(programs, CHECKPOINT // U, BD, BM), dx, dy, dz, ds, dg,
-            dinitial_state, *offsets, T, B * T, N, H=H, G=G, M=M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD,
-            FIRST=dx is None, HAS_FINAL=dfinal_state is not None, PACKED=packing is not None,
-            num_warps=launch.num_warps * max(1, BM // ROWS), num_stages=launch.num_stages,
+        memory.launch(
+            pass_grads_kernel, programs,
+            (
+                x, y, z, s, g, states, dfinal_state, empty(programs, CHECKPOINT // U, BD, BM), dx, dy, dz, ds, dg,
+                dinitial_state, *offsets, T, B * T, N,
+            ),
+            lambda: dict(
+                H=H, G=G, M=M, D=D, C=CHECKPOINT, U=U, BM=BM, BD=BD,
+                HAS_FINAL=dfinal_state is not None, PACKED=packing is not None,
+                num_warps=row.num_warps * max(1, BM // ROWS), num_stages=row.num_stages,
+            ),
+            FIRST=dx is None,
         )  # fmt: skip
         return dinitial_state
 
     ds, dg = (empty(NV + NK, *s.shape) for _ in range(2))  # partial sums of both passes
     dp, (dv,) = empty(NV, *p.shape), new_shares(NM, v)
     dhv = differentiate(p, v, do, dp, dv, None, ds, dg, hv, dhv, BV)
-    (dv,) = sum_blocks(NM, (dv,), v)
+    (dv,) = sum_blocks(memory, NM, (dv,), v)
     dscores, rows, slots = torch.empty_like(p), p.numel() // M, block(M, 128)
     BR = 4096 // slots  # rows that 128 threads have in 32 registers
-    dscores_kernel[(cdiv(rows, BR),)](p, dp, dscores, scale, rows, M=M, BM=slots, BLOCKS=NV, ROWS=BR)
+    memory.launch(
+        dscores_kernel, cdiv(rows, BR), (p, dp, dscores, scale, rows),
+        lambda: dict(M=M, BM=slots, BLOCKS=NV, ROWS=BR),
+    )  # fmt: skip
     del dp
     (dq,), (dk,) = new_shares(NM, q), new_shares(NM, k)
     dhk = differentiate(dscores, k, q, None, dk, dq, ds[NV:], dg[NV:], hk, dhk, BK)
-    ds, dg = sum_blocks(NV + NK, (ds, dg), s, g)
-    (dq,), (dk,) = sum_blocks(NM, (dq,), q), sum_blocks(NM, (dk,), k)
+    ds, dg = sum_blocks(memory, NV + NK, (ds, dg), s, g)
+    (dq,), (dk,) = sum_blocks(memory, NM, (dq,), q), sum_blocks(memory, NM, (dk,), k)
     return dq, dk, dv, ds, dg, (dhk, dhv)

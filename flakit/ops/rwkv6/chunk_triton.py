@@ -47,7 +47,8 @@ from ..common.blocks_triton import (
     sums,
     whole,
 )
-from ..common.launch import CHUNK_SIZE, cdiv
+from ..common.kernel_triton import Memory, Part
+from ..common.launch import CHUNK_SIZE
 from ..common.pairs_triton import about_middles, add_scores, pair_grads, pair_scores
 from ..common.plan_triton import ChunkPlan
 from ..common.positions_triton import locate_chunk
@@ -290,44 +291,36 @@ def key_grads_kernel(
                 store_tile(dw, b_dw, start, end, i_h, i_k, H, K, C, BK)
 
 
-def _launch(plan, name, kernel, *args, **switches):
-    """Launch a kernel for both paths, the mild one for 16-bit inputs only. args: those before `plan.where`."""
-    for options, NV in plan.paths(name):
-        blocks = cdiv(plan.rows, options["BK"]) if name == "key_grads" else NV
-        at_once = 1 if options["MILD"] else plan.at_once
-        kernel[(cdiv(plan.chunks * plan.H, at_once) * blocks,)](
-            *plan.flattened(args, options["MILD"]), *plan.where, plan.chunks, SCALED=plan.scaled, AT_ONCE=at_once,
-            **options, **switches,
-        )  # fmt: skip
-
-
 ACCEPTS_FUNCTIONS = True
 """Whether a state may be a function that exchanges states with other ranks (`ahead_triton.Kernels`)."""
 
 
 def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, and the mild flags."""
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
+    plan = ChunkPlan(Memory(), "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     return plan.stored_shape(plan.columns), (plan.chunks * plan.H * plan.flags,)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`; keep is unused."""
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
+    plan = ChunkPlan(memory, "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     states, mild = plan.states(k, v, w, 1.0, initial_state, final_state, reverse=False)
-    _launch(plan, "output", output_kernel, r, k, v, w, u, states, mild, o, scale, REVERSE=False)
-    return o, final_state, (states.whole, mild.view(torch.float32).flatten())
+    args = r, k, v, w, u, states, mild, o, scale
+    plan.launch_paths("output", output_kernel, "V", *args, visits=True, REVERSE=False)
+    return o, final_state, (states.whole, mild.whole)
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
-    plan = ChunkPlan("rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
+    plan = ChunkPlan(memory, "rwkv6", r, v.shape[-1], packing, CHUNK_SIZE)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state, du = plan.empty(plan.state_shape()), plan.empty(plan.chunks, plan.H, plan.rows)
     dstates, _ = plan.states(r, do, w, scale, dfinal_state, dinitial_state, reverse=True)
     states = plan.unpacked(saved[0], plan.columns)
-    mild = saved[1].view(torch.int32)
-    _launch(plan, "value_grads", output_kernel, r, k, do, w, u, dstates, mild, dv, scale, REVERSE=True)
-    _launch(plan, "key_grads", key_grads_kernel, r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale)
+    mild = Part(saved[1], 0, saved[1].numel(), torch.int32)
+    args = r, k, do, w, u, dstates, mild, dv, scale
+    plan.launch_paths("value_grads", output_kernel, "V", *args, visits=True, REVERSE=True)
+    args = r, k, v, w, u, do, states, dstates, mild, dr, dk, dw, du, scale
+    plan.launch_paths("key_grads", key_grads_kernel, "K", *args, visits=True)
     return dr, dk, dv, dw, du.sum(0), dinitial_state

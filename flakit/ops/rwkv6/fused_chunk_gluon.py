@@ -23,8 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
-from ..common.bands_gluon import options
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, power_of_two
+from ..common.bands_triton import CHANNELS, CHUNK, power_of_two
 from ..common.blocks_triton import clamped_decay, exp
 from ..common.positions_triton import locate_program
 
@@ -464,14 +463,8 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale):
     d_units = (first.new_zeros if plan.packed else first.new_empty)(shape)
     ends = None if last is None else torch.empty_like(first, dtype=torch.float16)
     stored = dv.view(torch.float16), ends, d_units
-    flags = dict(HAS_LAST=last is not None, PACKED=plan.packed)
-    chain_kernel[(plan.parts * plan.H,)](
-        r, w, do, last, first, *stored, scale, T, *parts, offsets, groups_before, L // GROUP,
-        **flags, **options("rwkv6.fused.chain", plan.H),
-    )  # fmt: skip
-    grads_kernel[(shape[0] * plan.H,)](
-        *inputs, do, *saved, *stored, *grads, scale,
-        T, groups, groups_before, offsets, chunks_before, GROUP,
-        LEVELS=LEVELS, **flags, **options("rwkv6.fused.grads", plan.H),
-    )  # fmt: skip
+    args = r, w, do, last, first, *stored, scale, T, *parts, offsets, groups_before, L // GROUP
+    plan.launch("rwkv6.fused.chain", chain_kernel, plan.parts * plan.H, args, HAS_LAST=last)
+    args = *inputs, do, *saved, *stored, *grads, scale, T, groups, groups_before, offsets, chunks_before, GROUP
+    plan.launch("rwkv6.fused.grads", grads_kernel, shape[0] * plan.H, args, HAS_LAST=last)
     return d_units.sum(0)

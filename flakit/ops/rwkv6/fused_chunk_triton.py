@@ -46,9 +46,7 @@ import triton.language as tl
 
 from ..common.bands_triton import (
     BANDS,
-    CHANNELS,
     CHUNK,
-    LEVELS,
     MILD_FLOAT32,
     Parts,
     bands,
@@ -57,7 +55,6 @@ from ..common.bands_triton import (
     decays_to_ends,
     flat,
     flats,
-    launch_options,
     load_banded,
     load_pair,
     load_transposed,
@@ -86,6 +83,7 @@ from ..common.blocks_triton import (
     terms,
     whole,
 )
+from ..common.kernel_triton import Memory, Part, parts
 from ..common.launch import CHUNK_SIZE, FULL_GPU, LONG_CHUNK_SIZE
 from ..common.pairs_triton import BLOCK_TOKEN, halves, masked, opposite_halves, to_boundary
 from ..common.plan_triton import ChunkPlan
@@ -377,9 +375,8 @@ class _Plan(Parts):
         if not self.several and not callable(first):
             return lambda: first
         _, sequence_of_part, parts_before, *_ = where
-        stream = ChunkPlan(
-            "rwkv6", x, self.V, self.packing, LONG_CHUNK_SIZE if self.stored.itemsize == 2 else CHUNK_SIZE
-        )  # whose chunks are longer
+        length = LONG_CHUNK_SIZE if self.stored.itemsize == 2 else CHUNK_SIZE
+        stream = ChunkPlan(self.memory, "rwkv6", x, self.V, self.packing, length)  # whose chunks are longer
         return stream.start_parts(
             x, y, w, scale, first, self.parts, sequence_of_part, parts_before, CHUNK * self.L, reverse
         )
@@ -394,53 +391,50 @@ ACCEPTS_FUNCTIONS = True
 def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the float32 tensors that `forward` saves for `backward`: the state entering every chunk, two
     float16 numbers in one element; and, in one tensor, the scores, the states' scales, and the mild flags."""
-    return _Plan(r, v, packing).saved_shapes
+    return _Plan(Memory(), r, v, packing).saved_shapes
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S only if keep."""
-    plan = _Plan(r, v, packing, FORWARD)
-    options = launch_options("rwkv6.fused.scores", r)
-    group_size = options["num_warps"]
+    plan = _Plan(memory, r, v, packing, FORWARD)
+    group_size = plan.row("rwkv6.fused.scores").num_warps
     # Packed sequences may not fill what is allocated, and what an operator returns must be initialized.
     allocate = r.new_zeros if plan.packed and packing.returned else r.new_empty
     shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
     states, others = (allocate(shape, dtype=torch.float32) for shape in shapes)
     if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
-    scores, units, mild = others.split_with_sizes(plan.sizes[1:])
+    scores, units, mild = parts(others, plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
     where_scores, where = plan.where(CHUNK * group_size), plan.where(CHUNK * plan.L, plan.L)
     first = plan.start_parts(k, v, w, 1.0, initial_state, where, reverse=False)
     # Launched before these states are needed: other ranks may have to send them.
-    scores_kernel[(plan.capacity(CHUNK * group_size) * plan.H,)](
-        r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=group_size, PACKED=plan.packed, **options,
+    plan.launch(
+        "rwkv6.fused.scores", scores_kernel, plan.capacity(CHUNK * group_size) * plan.H,
+        (r, w, k, u, scores, mild, scale, *where_scores), CHUNKS=group_size,
     )  # fmt: skip
     first = first()
-    tensors = r, w, k, v, o, states.view(plan.stored), units, scores
+    walk = forward_kernel
     if takes_gluon((r, w, k, v, o), (states, scores)):
-        from . import fused_chunk_gluon
-
-        walk, launch = fused_chunk_gluon.forward_kernel, fused_chunk_gluon.options("rwkv6.fused.forward", plan.H)
-    else:
-        walk, launch = forward_kernel, dict(V=plan.V, BV=CHANNELS, **launch_options("rwkv6.fused.forward", r))
-    walk[(plan.parts * plan.H,)](
-        *tensors, first, final_state, scale, *where, KEEP=keep, HAS_FIRST=first is not None,
-        WANTS_LAST=output_final_state, PACKED=plan.packed, **launch,
+        from .fused_chunk_gluon import forward_kernel as walk
+    plan.launch(
+        "rwkv6.fused.forward", walk, plan.parts * plan.H,
+        (r, w, k, v, o, Part(states, 0, states.numel(), plan.stored), units, scores, first, final_state, scale, *where),
+        KEEP=keep, HAS_FIRST=first, WANTS_LAST=output_final_state,
     )  # fmt: skip
     return o, final_state, (states, others)
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dv, dw in their inputs' dtypes, du [H, K] and dinitial_state [N, H, K, V] in float32."""
     states, others = saved
-    plan = _Plan(r, v, packing)
+    plan = _Plan(memory, r, v, packing)
     dr, dk, dv, dw = (torch.empty_like(x) for x in (r, k, v, w))
     dinitial_state = others.new_empty(plan.N, plan.H, plan.K, plan.V)
     inputs, grads = (r, w, k, v, u), (dr, dw, dk, dv)
-    states = states.view(plan.stored)
-    scores, units, mild = others.split_with_sizes(plan.sizes[1:])
+    states = Part(states, 0, states.numel(), plan.stored)
+    scores, units, mild = parts(others, plan.sizes[1:])
     saved = states, units, scores, mild
     if plan.chunks * plan.H >= FEWEST and takes_gluon((r, w, k, v, do), (states, scores)):
         from .fused_chunk_gluon import gradients
@@ -450,8 +444,6 @@ def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do
     du = others.new_empty(plan.parts, plan.H, plan.K)
     where = plan.where(CHUNK * plan.L, plan.L)
     last = plan.start_parts(r, do, w, scale, dfinal_state, where, reverse=True)()
-    backward_kernel[(plan.parts * plan.H,)](
-        *inputs, do, *saved, *grads, du, last, dinitial_state, scale, *where, V=plan.V, BV=CHANNELS, LEVELS=LEVELS,
-        HAS_LAST=last is not None, PACKED=plan.packed, **launch_options("rwkv6.fused.backward", r),
-    )  # fmt: skip
+    args = *inputs, do, *saved, *grads, du, last, dinitial_state, scale, *where
+    plan.launch("rwkv6.fused.backward", backward_kernel, plan.parts * plan.H, args, HAS_LAST=last)
     return dr, dk, dv, dw, du.sum(0), dinitial_state

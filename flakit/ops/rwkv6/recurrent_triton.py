@@ -188,7 +188,7 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
     return checkpoints_shape(r, v.shape[-1], packing), (0,)
 
 
-def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
@@ -197,32 +197,39 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     empty = partial(r.new_empty, dtype=torch.float32)
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
-    recurrent_kernel[(NV * N * H,)](
-        r, k, v, w, u, initial_state, o, states, final_state, scale, *offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
-        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
+    memory.launch(
+        recurrent_kernel, NV * N * H, (r, k, v, w, u, initial_state, o, states, final_state, scale, *offsets, T),
+        lambda: dict(
+            H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+            WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
+        ),
     )  # fmt: skip
     return o, final_state, (states, empty(0)) if keep else None
 
 
-def backward(r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, k, v, w, u, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dk, dv, dw, du [H, K] and dinitial_state [N, H, K, V], each in float32 or its input's dtype."""
     states, _ = saved
     B, T, H, K = r.shape
     V = v.shape[-1]
     N, offsets = sequences(r, packing)
-    launch, U = TABLE["rwkv6.recurrent_grads", width(r.element_size())], tokens_per_turn(T)
-    BK, BV = block(K, launch.BK), block(V, launch.BV)
+    row, U = TABLE["rwkv6.recurrent_grads", width(r.element_size())], tokens_per_turn(T)
+    BK, BV = block(K, row.BK), block(V, row.BV)
     NK, NV = cdiv(K, BK), cdiv(V, BV)
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     (dr, dk, dw), (dv,) = new_shares(NV, r, k, w), new_shares(NK, v)
     du, dinitial_state, programs = empty(NV, N, H, K), empty(N, H, K, V), NK * NV * N * H
-    recurrent_grads_kernel[(programs,)](
-        r, k, v, w, u, do, states, dfinal_state, empty(programs, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
-        dinitial_state, scale, *offsets, T, B * T, N,
-        H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=packing is not None, num_warps=min(16, launch.num_warps * max(1, BV // ROWS)),
-        num_stages=launch.num_stages,
+    memory.launch(
+        recurrent_grads_kernel, programs,
+        (
+            r, k, v, w, u, do, states, dfinal_state, empty(programs, CHECKPOINT // U, BV, BK), dr, dk, dv, dw, du,
+            dinitial_state, scale, *offsets, T, B * T, N,
+        ),
+        lambda: dict(
+            H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+            PACKED=packing is not None, num_warps=min(16, row.num_warps * max(1, BV // ROWS)),
+            num_stages=row.num_stages,
+        ),
     )  # fmt: skip
-    (dr, dk, dw), (dv,) = sum_blocks(NV, (dr, dk, dw), r, k, w), sum_blocks(NK, (dv,), v)
+    (dr, dk, dw), (dv,) = sum_blocks(memory, NV, (dr, dk, dw), r, k, w), sum_blocks(memory, NK, (dv,), v)
     return dr, dk, dv, dw, du.sum((0, 1)), dinitial_state

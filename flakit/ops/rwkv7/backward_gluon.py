@@ -380,10 +380,8 @@ def carry_grads(plan, inputs, do, scores, last, written, scale, where) -> None:
     [N, H, 64, 64], or None. scores: of `saved`. Other arguments as in `gradients`.
     """
     r, w, k, v, a, b = inputs
-    chain_kernel[(plan.parts * plan.H,)](
-        r, w, a, b, do, scores, last, written, *[None] * 7, scale, *where, HAS_LAST=last is not None, KEEP=False,
-        PACKED=plan.packed, **bg.options("rwkv7.fused.chain", plan.H),
-    )  # fmt: skip
+    args = r, w, a, b, do, scores, last, written, *[None] * 7, scale, *where
+    plan.launch("rwkv7.fused.chain", chain_kernel, plan.parts * plan.H, args, HAS_LAST=last, KEEP=False)
 
 
 def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None:
@@ -397,13 +395,9 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
     r, w, k, v, a, b = inputs
     *_, scores, _ = saved
     programs = plan.parts * plan.H
-    partial = plan.packed or plan.T % CHUNK > 0
-    tails = r.new_empty(plan.N * plan.H * D_SIZE.value if partial else 0, dtype=torch.float16)
-    chain_kernel[(programs,)](
-        r, w, a, b, do, scores, last, first, *grads, tails, scale, *where, HAS_LAST=last is not None, KEEP=True,
-        PACKED=plan.packed, **bg.options("rwkv7.fused.chain", plan.H),
-    )  # fmt: skip
-    grads_kernel[(programs, plan.L)](
-        *inputs, do, *saved, *grads, tails, scale, *where, PACKED=plan.packed,
-        **bg.options("rwkv7.fused.grads", plan.H),
-    )  # fmt: skip
+    ragged = plan.packed or plan.T % CHUNK > 0
+    tails = r.new_empty(plan.N * plan.H * D_SIZE.value if ragged else 0, dtype=torch.float16)
+    args = r, w, a, b, do, scores, last, first, *grads, tails, scale, *where
+    plan.launch("rwkv7.fused.chain", chain_kernel, programs, args, HAS_LAST=last, KEEP=True)
+    args = *inputs, do, *saved, *grads, tails, scale, *where
+    plan.launch("rwkv7.fused.grads", grads_kernel, (programs, plan.L), args)

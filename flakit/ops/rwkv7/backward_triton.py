@@ -13,7 +13,7 @@ Three terms an operand leave one kernel too few registers: it spilled 1.5 KB a t
 
 import triton.language as tl
 
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, launch_options, turned
+from ..common.bands_triton import CHANNELS, CHUNK, turned
 from ..common.blocks_triton import add_products, arrived, clamped_decay, exp, kernel, sums_along, terms
 from ..common.pairs_triton import masked
 from ..common.positions_triton import locate_program, pieces_of
@@ -123,12 +123,9 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale, where) -> None
     dr, dw, dk, dv, da, db = grads
     states, v2, units, scores, _ = saved
     y = r.new_empty(plan.chunks * plan.H * CHUNK * plan.V)
-    options = dict(V=plan.V, BV=CHANNELS, HAS_LAST=last is not None, PACKED=plan.packed)
-    carry_grads_kernel[(plan.parts * plan.H,)](
-        r, w, k, a, b, do, scores, dr, dk, dv, da, db, y, last, first, scale, *where, ALL_PARTS=True, KEEP=True,
-        **options, **launch_options("rwkv7.fused.carry_grads", r),
-    )  # fmt: skip
-    grads_kernel[(plan.chunks * plan.H * (CHANNELS // BLOCK.value),)](
-        *inputs, do, states, v2, units, y, dr, dw, dk, da, db, last, scale, *plan.where(CHUNK),
-        plan.parts // plan.N, where[2], LEVELS=LEVELS, **options, **launch_options("rwkv7.fused.grads", r),
-    )  # fmt: skip
+    args = r, w, k, a, b, do, scores, dr, dk, dv, da, db, y, last, first, scale, *where
+    flags = dict(HAS_LAST=last, ALL_PARTS=True, KEEP=True)
+    plan.launch("rwkv7.fused.carry_grads", carry_grads_kernel, plan.parts * plan.H, args, **flags)
+    args = *inputs, do, states, v2, units, y, dr, dw, dk, da, db, last, scale, *plan.where(CHUNK)
+    programs, parts = plan.chunks * plan.H * (CHANNELS // BLOCK.value), (plan.parts // plan.N, where[2])
+    plan.launch("rwkv7.fused.grads", grads_kernel, programs, (*args, *parts), HAS_LAST=last)

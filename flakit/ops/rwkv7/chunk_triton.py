@@ -30,6 +30,7 @@ import triton.language as tl
 
 from ..common.blocks_triton import below, diagonal, dot, kernel, level_pairs, program, row_at, sums, to_operand
 from ..common.dispatch import interpreted
+from ..common.kernel_triton import Memory
 from ..common.launch import TABLE, block, cdiv
 from ..common.pairs_triton import halves, level_decays, masked, opposite_halves, within
 from ..common.plan_triton import ChunkPlan
@@ -544,8 +545,8 @@ class _Plan(ChunkPlan):
     """RWKV7's chunk plan, whose `stream`, the walk over chunks that passes on the state, is a kernel of its own, since
     what a chunk writes into the state depends on what it reads from it."""
 
-    def __init__(self, r, v, packing, chunk_size):
-        super().__init__("rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
+    def __init__(self, memory, r, v, packing, chunk_size):
+        super().__init__(memory, "rwkv7", r, v.shape[-1], packing, chunk_size, flags=1)
         self.precision = "tf32" if self.width == "16-bit" else "tf32x3"
 
     def sizes(self, kernel, V=None):
@@ -555,12 +556,6 @@ class _Plan(ChunkPlan):
     def zero_flags(self):
         """Return zeros [chunks, H, 1] int32, in which the mild path's first kernel, if there is one, flags chunks."""
         return torch.zeros_like(self.empty(self.chunks, self.H, 1, dtype=torch.int32))
-
-    def launch(self, row, kernel, along, *args, **switches):
-        """Launch a kernel for both paths, with a program for each chunk, head and block along "K", "V" or "", none."""
-        for options, NV in self.paths(row):
-            blocks = {"": 1, "V": NV, "K": cdiv(self.rows, options["BK"])}[along]
-            kernel[(self.chunks * self.H * blocks,)](*args, *self.where, **options, **switches)
 
     def stream(self, x, y, z, w, transfer, reads, first, last, scale, reverse):
         """Launch `stream_kernel`: return the states entering chunks [chunks, H, K, V] (reverse: the gradients leaving
@@ -573,52 +568,54 @@ class _Plan(ChunkPlan):
         states = self.empty(self.chunks, self.H, self.rows, self.columns)
         if self.packing is not None and self.packing.returned and not reverse:
             states.zero_()  # a packed batch may fill fewer than are allocated
-        common, _, _ = self.sizes("stream")
-        stream_kernel[self.N * self.H, cdiv(self.columns, BV)](
-            x, y, z, w, transfer, reads, states, first, last, scale, *self.where[1:], REVERSE=reverse,
-            HAS_FIRST=first is not None, WANTS_LAST=last is not None, **common | dict(BV=BV),
+        self.memory.launch(
+            stream_kernel, (self.N * self.H, cdiv(self.columns, BV)),
+            (x, y, z, w, transfer, reads, states, first, last, scale, *self.where[1:]),
+            lambda: self.sizes("stream")[0] | dict(BV=BV), REVERSE=reverse, HAS_FIRST=first, WANTS_LAST=last,
         )  # fmt: skip
         return states
 
 
 def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk, v2, each chunk's U."""
-    plan = _Plan(r, v, packing, chunk_size)
+    plan = _Plan(Memory(), r, v, packing, chunk_size)
     return plan.stored_shape(plan.columns), tuple(v.shape), (plan.chunks, plan.H, plan.C, plan.C), (0,)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes`; keep is unused."""
-    plan = _Plan(r, v, packing, chunk_size)
+    plan = _Plan(memory, r, v, packing, chunk_size)
     o, final_state = torch.empty_like(v), plan.empty(plan.state_shape()) if output_final_state else None
     transfer, v2 = plan.empty(r.shape), plan.empty(v.shape)
     if packing is not None:
         packing.saved_rows.append(v2)
     inverse, mild = plan.empty(plan.chunks, plan.H, plan.C, plan.C), plan.zero_flags()
-    plan.launch(
+    plan.launch_paths(
         "prepare", prepare_kernel, "", None, w, k, v, a, b, inverse, transfer, v2, mild, scale,
         REVERSE=False, SOLVE=SOLVE[plan.precision],
     )  # fmt: skip
     states = plan.stream(k, v, b, w, transfer, v2, initial_state, final_state, 1.0, reverse=False)
-    plan.launch("output", output_kernel, "V", r, w, k, v, b, v2, states, mild, o, scale, REVERSE=False)
+    args = r, w, k, v, b, v2, states, mild, o, scale
+    plan.launch_paths("output", output_kernel, "V", *args, REVERSE=False)
     return o, final_state, (states, v2, inverse, plan.empty(0))
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, v2, inverse, _ = saved
-    plan = _Plan(r, v, packing, chunk_size)
+    plan = _Plan(memory, r, v, packing, chunk_size)
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = plan.empty(plan.state_shape())
     transfer, y, mild = plan.empty(r.shape), plan.empty(v.shape), plan.zero_flags()
-    plan.launch(
+    plan.launch_paths(
         "prepare_grads", prepare_kernel, "", r, w, None, do, None, b, inverse, transfer, y, mild, scale,
         REVERSE=True, SOLVE=SOLVE[plan.precision],
     )  # fmt: skip
     dstates = plan.stream(r, do, a, w, transfer, y, dfinal_state, dinitial_state, scale, reverse=True)
-    plan.launch("value_grads", output_kernel, "V", r, w, k, do, a, y, dstates, mild, dv, scale, REVERSE=True)
+    args = r, w, k, do, a, y, dstates, mild, dv, scale
+    plan.launch_paths("value_grads", output_kernel, "V", *args, REVERSE=True)
     # The mild path subtracts a product from a sum that contains it: a fused multiply-add would subtract another.
-    plan.launch(
+    plan.launch_paths(
         "key_grads", key_grads_kernel, "K",
         r, w, k, v, a, b, v2, do, y, states, dstates, mild, dr, dw, dk, da, db, scale, enable_fp_fusion=False,
     )  # fmt: skip

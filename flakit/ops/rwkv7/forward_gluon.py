@@ -183,16 +183,3 @@ def forward_kernel(
     if WANTS_LAST:
         if is_last:
             gl.store(last + (i_n * H + i_h).to(gl.int64) * D_SIZE + o_k * 64 + o_v, b_S)
-
-
-def outputs(plan, tensors, first, last, scale, where, keep: bool) -> None:
-    """Launch the forward: write o, the final states to `last` unless it is None, and, if `keep`, S, v2 and their units.
-
-    plan: the `_Plan` of `fused_chunk_triton`; where: its arguments of `locate_program` for parts.
-    tensors: r, w, k, v, a, b, o, states, v2, units and scores, with the shapes in `forward_kernel`.
-    first: the states entering the parts, or None for zeros.
-    """
-    forward_kernel[(plan.parts * plan.H,)](
-        *tensors, first, last, scale, *where, KEEP=keep, HAS_FIRST=first is not None, WANTS_LAST=last is not None,
-        PACKED=plan.packed, **bg.options("rwkv7.fused.forward", plan.H),
-    )  # fmt: skip

@@ -54,7 +54,6 @@ from ..common.bands_triton import (
     BANDS,
     CHANNELS,
     CHUNK,
-    LEVELS,
     MILD_FLOAT32,
     Parts,
     bands,
@@ -63,7 +62,6 @@ from ..common.bands_triton import (
     flat,
     flats,
     joined,
-    launch_options,
     load_banded,
     load_pair,
     load_transposed,
@@ -94,7 +92,7 @@ from ..common.blocks_triton import (
     terms,
     whole,
 )
-from ..common.launch import TABLE, width
+from ..common.kernel_triton import Memory, parts
 from ..common.pairs_triton import BLOCK_TOKEN, level_rows, level_tokens, masked
 from ..common.positions_triton import locate_program
 from ..common.tiles_triton import load_tile
@@ -529,13 +527,11 @@ class _Plan(Parts):
     def entering(self, products, written, first, where, reverse: bool):
         """Return the states entering all parts (reverse: the gradients of those leaving them), [parts, H, K, V];
         arguments as in `entering_kernel`; where: of `Parts.where`."""
-        launch = TABLE["rwkv7.fused.entering", width(self.stored.itemsize)]
         entering = torch.zeros_like(written) if self.packed else torch.empty_like(written)
-        entering_kernel[(self.N * self.H,)](
-            products, written, entering, first, self.parts // self.N, where[2], H=self.H, K=self.K, V=written.shape[-1],
-            BK=CHANNELS, BV=CHANNELS, REVERSE=reverse, HAS_FIRST=first is not None, PACKED=self.packed,
-            TERMS=2 if self.stored.itemsize == 2 else 3,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
+        self.launch(
+            "rwkv7.fused.entering", entering_kernel, self.N * self.H,
+            (products, written, entering, first, self.parts // self.N, where[2]),
+            V=written.shape[-1], REVERSE=reverse, HAS_FIRST=first,
         )  # fmt: skip
         return entering
 
@@ -551,9 +547,9 @@ class _Plan(Parts):
         return x[:, 0 if reverse else -1]
 
     def states_and_v2(self, stored):
-        """Return the states and v2, which share one saved tensor, as flat views in float16 (or float32)."""
+        """Return the states and v2, which share one saved tensor, as parts in float16 (or float32)."""
         halves, states = stored.view(self.stored), self.chunks * self.H * self.K * self.V
-        return halves[:states], halves[states:]
+        return parts(halves, (states, halves.numel() - states))
 
 
 def _product(P, S, transposed: bool):
@@ -568,12 +564,12 @@ ACCEPTS_FUNCTIONS = True
 def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of what `forward` saves for `backward`: the state entering every chunk and v2, two 16-bit
     numbers in one; their scales; the scores; and, in one, the mild flags and each part's M (`carry_kernel`)."""
-    return _Plan(r, v, packing).saved_shapes
+    return _Plan(Memory(), r, v, packing).saved_shapes
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S and v2 only if keep."""
-    plan = _Plan(r, v, packing)
+    plan = _Plan(memory, r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
     shapes = plan.saved_shapes
     if not keep:
@@ -584,25 +580,21 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if keep and plan.stored.itemsize == 2 and plan.sizes[0] % 2:
         states[-1:] = 0  # the kernel writes half of it
     others = allocate(shapes[3], dtype=torch.float32)
-    mild, products = others.split_with_sizes(plan.sizes[3:])
+    mild, products = parts(others, plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
-    options = launch_options("rwkv7.fused.scores", r)
-    group_size = options["num_warps"]
-    scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
-        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
-        PACKED=plan.packed, **options,
+    group_size = plan.row("rwkv7.fused.scores").num_warps
+    plan.launch(
+        "rwkv7.fused.scores", scores_kernel, plan.capacity(CHUNK * group_size) * H,
+        (r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size)), CHUNKS=group_size,
     )  # fmt: skip
     where, first, deferred = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
     if deferred:
         first = None
-        products = products if plan.several else scores.new_empty(plan.parts * H * K * K)
+        products = products.view() if plan.several else scores.new_empty(plan.parts * H * K * K)
     if plan.several or deferred:
         written = scores.new_empty(plan.parts, H, K, V)
-        carry_kernel[(plan.parts * H,)](
-            w, k, v, a, b, scores, first, products, written, *where, V=V, BV=CHANNELS,
-            HAS_FIRST=first is not None, ALL_PARTS=deferred, PACKED=plan.packed,
-            **launch_options("rwkv7.fused.carry", r),
-        )  # fmt: skip
+        args = w, k, v, a, b, scores, first, products, written, *where
+        plan.launch("rwkv7.fused.carry", carry_kernel, plan.parts * H, args, HAS_FIRST=first, ALL_PARTS=deferred)
     if deferred:
         # M is the state leaving a sequence whose first part writes its own product.
         first_products = plan.last_visited(products, True)
@@ -614,29 +606,27 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     if plan.several:
         first = plan.entering(products, written, first, where, reverse=False)
     tensors = r, w, k, v, a, b, o, *plan.states_and_v2(states), units, scores
+    walk = forward_kernel
     if takes_gluon(tensors[:7], tensors[7:]):
-        from . import forward_gluon
-
-        forward_gluon.outputs(plan, tensors, first, final_state, scale, where, keep)
-    else:
-        forward_kernel[(plan.parts * H,)](
-            *tensors, first, final_state, scale, *where, V=V, BV=CHANNELS, KEEP=keep, HAS_FIRST=first is not None,
-            WANTS_LAST=output_final_state, PACKED=plan.packed, **launch_options("rwkv7.fused.forward", r),
-        )  # fmt: skip
+        from .forward_gluon import forward_kernel as walk
+    plan.launch(
+        "rwkv7.fused.forward", walk, plan.parts * H, (*tensors, first, final_state, scale, *where),
+        KEEP=keep, HAS_FIRST=first, WANTS_LAST=output_final_state,
+    )  # fmt: skip
     return o, final_state, (states, units, scores, others)
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db in their inputs' dtypes and dinitial_state [N, H, K, V] in float32."""
     states, units, scores, others = saved
-    plan = _Plan(r, v, packing)
+    plan = _Plan(memory, r, v, packing)
     N, H, K, V = plan.N, plan.H, plan.K, plan.V
-    mild, products = others.split_with_sizes(plan.sizes[3:])
+    mild, products = parts(others, plan.sizes[3:])
     dr, dw, dk, dv, da, db = (torch.empty_like(x) for x in (r, w, k, v, a, b))
     dinitial_state = units.new_empty(N, H, K, V)
     where, last, deferred = plan.where(CHUNK * plan.L, plan.L), dfinal_state, callable(dfinal_state)
     if deferred:
-        last = None
+        last, products = None, products.view()
     inputs, grads = (r, w, k, v, a, b), (dr, dw, dk, dv, da, db)
     saved = *plan.states_and_v2(states), units, scores, mild
     in_gluon = takes_gluon((*inputs, do), saved)
@@ -649,10 +639,10 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
         if in_gluon:
             backward_gluon.carry_grads(plan, inputs, do, scores, last, written, scale, where)
         else:
-            carry_grads_kernel[(plan.parts * H,)](
-                r, w, None, a, b, do, scores, *[None] * 6, last, written, scale, *where, V=V, BV=CHANNELS,
-                HAS_LAST=last is not None, ALL_PARTS=deferred, KEEP=False, PACKED=plan.packed,
-                **launch_options("rwkv7.fused.carry_grads", r),
+            plan.launch(
+                "rwkv7.fused.carry_grads", carry_grads_kernel, plan.parts * H,
+                (r, w, None, a, b, do, scores, *[None] * 6, last, written, scale, *where),
+                HAS_LAST=last, ALL_PARTS=deferred, KEEP=False,
             )  # fmt: skip
     if deferred and plan.several:
         (last,) = dfinal_state(None, [plan.leaving(products, written, where, reverse=True)])()
@@ -666,8 +656,6 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     elif r.element_size() == 4:
         backward_triton.gradients(plan, inputs, do, saved, grads, last, dinitial_state, scale, where)
     else:
-        backward_kernel[(plan.parts * plan.H,)](
-            *inputs, do, *saved, *grads, last, dinitial_state, scale, *where, V=V, BV=CHANNELS, LEVELS=LEVELS,
-            HAS_LAST=last is not None, PACKED=plan.packed, **launch_options("rwkv7.fused.backward", r),
-        )  # fmt: skip
+        args = *inputs, do, *saved, *grads, last, dinitial_state, scale, *where
+        plan.launch("rwkv7.fused.backward", backward_kernel, plan.parts * H, args, HAS_LAST=last)
     return dr, dw, dk, dv, da, db, dinitial_state

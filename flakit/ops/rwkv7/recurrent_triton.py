@@ -192,7 +192,7 @@ def saved_shapes(r, w, k, v, a, b, packing, chunk_size) -> tuple[tuple[int, ...]
     return checkpoints_shape(r, v.shape[-1], packing), (0,), (0,), (0,)
 
 
-def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
+def forward(memory, r, w, k, v, a, b, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and the tensors of `saved_shapes` (None unless `keep`)."""
     _, T, H, K = r.shape
     V = v.shape[-1]
@@ -201,15 +201,17 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     empty = partial(r.new_empty, dtype=torch.float32)
     o, final_state = torch.empty_like(v), empty(N, H, K, V) if output_final_state else None
     states = checkpoints(r, V, packing) if keep else None
-    recurrent_kernel[(NV * N * H,)](
-        r, w, k, v, a, b, initial_state, o, states, final_state, scale, *offsets, T,
-        H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
-        WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
+    memory.launch(
+        recurrent_kernel, NV * N * H, (r, w, k, v, a, b, initial_state, o, states, final_state, scale, *offsets, T),
+        lambda: dict(
+            H=H, K=K, V=V, C=CHECKPOINT, U=tokens_per_turn(T), BK=BK, BV=BV, HAS_INITIAL=initial_state is not None,
+            WANTS_FINAL=output_final_state, KEEP=keep, PACKED=packing is not None, **options,
+        ),
     )  # fmt: skip
     return o, final_state, (states, empty(0), empty(0), empty(0)) if keep else None
 
 
-def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
+def backward(memory, r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved, do, dfinal_state):
     """Return dr, dw, dk, dv, da, db and dinitial_state [N, H, K, V], each in float32 or its input's dtype."""
     states, _, _, _ = saved
     B, T, H, K = r.shape
@@ -220,11 +222,16 @@ def backward(r, w, k, v, a, b, scale, initial_state, packing, chunk_size, saved,
     empty = r.new_empty(0, dtype=torch.float32).new_empty
     dr, dw, dk, da, db = new_shares(NV, r, w, k, a, b)
     dv, dinitial_state = torch.empty_like(v), empty(N, H, K, V)
-    recurrent_grads_kernel[(NV * N * H,)](
-        r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK),
-        empty(NV * N * H, CHECKPOINT, BV), dr, dw, dk, dv, da, db, dinitial_state, scale, *offsets, T, B * T, N,
-        H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
-        PACKED=packing is not None, **options,
+    memory.launch(
+        recurrent_grads_kernel, NV * N * H,
+        (
+            r, w, k, v, a, b, do, states, dfinal_state, empty(NV * N * H, CHECKPOINT // U, BV, BK),
+            empty(NV * N * H, CHECKPOINT, BV), dr, dw, dk, dv, da, db, dinitial_state, scale, *offsets, T, B * T, N,
+        ),
+        lambda: dict(
+            H=H, K=K, V=V, C=CHECKPOINT, U=U, BK=BK, BV=BV, HAS_FINAL=dfinal_state is not None,
+            PACKED=packing is not None, **options,
+        ),
     )  # fmt: skip
-    dr, dw, dk, da, db = sum_blocks(NV, (dr, dw, dk, da, db), r, w, k, a, b)
+    dr, dw, dk, da, db = sum_blocks(memory, NV, (dr, dw, dk, da, db), r, w, k, a, b)
     return dr, dw, dk, dv, da, db, dinitial_state
