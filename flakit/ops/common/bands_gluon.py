@@ -102,6 +102,42 @@ def mask(x):
 
 
 @gluon.jit
+def allocate_level_masks():
+    """Allocate shared memory for the masks of dyadic levels, two [4, 16, 16] (`store_level_masks`)."""
+    between = gl.allocate_shared_memory(gl.bfloat16, [4, 16, 16], SWIZZLED_16)
+    return between, gl.allocate_shared_memory(gl.int16, [4, 16, 16], SWIZZLED_16)
+
+
+@gluon.jit
+def store_level_masks(s_masks):
+    """Store two masks of tokens i (rows) and t for each dyadic level of a chunk. An element takes several instructions
+    to compute; loaded, a mask is one.
+
+    between: one where t lies between i and the boundary of the halves of i's block, not i itself, else zero
+    meets: all bits set where i and t lie in opposite halves of one block, else zero
+    """
+    s_between, s_meets = s_masks
+    i, t = tile_indices(16, 16, SQUARE)
+    for level in gl.static_range(4):
+        size = 1 << level
+        is_read, first = (i & size) != 0, i & -size
+        s_between.index(level).store(mask((t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + size))))
+        s_meets.index(level).store(gl.where(((t ^ i) >> level) == 1, -1, 0).to(gl.int16))
+
+
+@gluon.jit
+def selected(mask, x):
+    """Return bfloat16 x where all bits of int16 `mask` are set, else zero, two numbers per instruction."""
+    return gl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [mask, x], gl.bfloat16, True, 2)
+
+
+@gluon.jit
+def add_by_role(of_reads, of_keys, reads, grad):
+    """Add grad to of_reads where `reads`, else to of_keys. Return both."""
+    return of_reads + gl.where(reads, grad, 0.0), of_keys + gl.where(reads, 0.0, grad)
+
+
+@gluon.jit
 def allocate_pair(N: gl.constexpr, M: gl.constexpr, LAYOUT: gl.constexpr, DTYPE: gl.constexpr = gl.bfloat16):
     """Allocate shared memory [N, M] for the high and for the low part of a split operand."""
     high = gl.allocate_shared_memory(DTYPE, [N, M], LAYOUT)
@@ -211,11 +247,10 @@ def copy_rows(buffers, tensors, o, there):
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: a mask of the columns to add.
+    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: 1 in the columns to add, else 0.
 
     Products take x as two bfloat16 terms, 16 bits of its mantissa; with ALL_BITS as three, all 24 bits.
     """
-    ones = mask(ones)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)
     acc = mma_v2(gl.convert_layout(high, LEFT), ones, acc)

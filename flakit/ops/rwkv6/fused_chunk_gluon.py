@@ -249,32 +249,34 @@ def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H
 
 
 @gluon.jit
-def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.constexpr):
+def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, s_masks, LEVELS: gl.constexpr):
     """Return dr, dk and dw, [64, 16] each, plus the terms of the pairs of tokens inside the chunk, level by level.
 
-    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split. b_w [64, 16]: log decays, a left operand.
+    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split and with the scale. b_w [64, 16]: log decays, a left
+    operand. s_masks: as `store_level_masks` stores them.
     """
-    t, i = bg.tile_indices(16, 16, bg.RIGHT)
-    i_m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
+    s_between, s_meets = s_masks
+    m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
+    m_left = gl.arange(0, 16, gl.SliceLayout(0, bg.LEFT))[None, :]
     zero = gl.zeros([64, 16], gl.float32, bg.BAND)
-    for level in range(LEVELS):
-        size = 1 << level
-        reads = (i_m & size) != 0
-        first, last = i & -size, t & -size
-        between = gl.where((i & size) != 0, (t >= first) & (t < i), (t > i) & (t < first + size))
-        transposed = gl.where((t & size) != 0, (i >= last) & (i < t), (i > t) & (i < last + size))
-        weight = exp(mma_v2(b_w, bg.mask(between), zero)) * gl.where(reads, scale, 1.0)
+    P_high, P_low = bg.load_pair(s_P)
+    P_h, P_l = bg.load_pair_transposed(s_P)
+    P_high, P_low = P_high + P_h, P_low + P_l
+    # Neighbours: no decay lies between them.
+    rows = gl.where(m_left % 2 == 1, s_r.permute([1, 0]).load(bg.LEFT), s_k.permute([1, 0]).load(bg.LEFT))
+    meets = s_meets.index(0).load(bg.RIGHT)
+    grad = mma_v2(rows, bg.selected(meets, P_high), mma_v2(rows, bg.selected(meets, P_low), zero))
+    b_dr, b_dk = bg.add_by_role(b_dr, b_dk, m % 2 == 1, grad)
+    for level in range(1, LEVELS):
+        reads = ((m >> level) & 1) != 0
+        weight = exp(mma_v2(b_w, s_between.index(level).permute([1, 0]).load(bg.RIGHT), zero))
         b_x = gl.where(reads, columns(s_r), columns(s_k)) * weight
         high, low = bg.split_left(b_x)
-        meets = bg.mask(((t ^ i) >> level) == 1)
-        P_high, P_low = bg.load_pair(s_P)
-        P_h, P_l = bg.load_pair_transposed(s_P)
-        P_high, P_low = (P_high + P_h) * meets, (P_low + P_l) * meets
-        grad = mma_v2(low, P_high, mma_v2(high, P_low, mma_v2(high, P_high, zero)))
-        b_dw += bg.sums_along(grad * b_x, transposed, False)
-        grad *= weight
-        b_dr += gl.where(reads, grad, 0.0)
-        b_dk += gl.where(reads, 0.0, grad)
+        meets = s_meets.index(level).load(bg.RIGHT)
+        P_h, P_l = bg.selected(meets, P_high), bg.selected(meets, P_low)
+        grad = mma_v2(low, P_h, mma_v2(high, P_l, mma_v2(high, P_h, zero)))
+        b_dw += bg.sums_along(grad * b_x, s_between.index(level).load(bg.RIGHT), False)
+        b_dr, b_dk = bg.add_by_role(b_dr, b_dk, reads, grad * weight)
     return b_dr, b_dk, b_dw
 
 
@@ -290,7 +292,7 @@ def walk_chunk(
     s_rows, s_S, s_A = buffers
     s_w, s_r, s_k, s_v, s_do = stage(s_rows, n)
     s_S = s_S.index(n)
-    s_D, s_keys, s_P, s_scores, s_own, s_SD = work
+    s_D, s_keys, s_P, s_scores, s_own, s_SD, s_masks = work
 
     # The scores of pairs are products of do and v.
     bg.store_pair(s_scores, s_A.index(n).load(bg.SQUARE))
@@ -299,6 +301,9 @@ def walk_chunk(
     do_rows = s_do.load(bg.COLUMNS_LEFT)
     b_P = mma_v2(do_rows, s_v.permute([1, 0]).load(bg.COLUMNS_RIGHT), b_P)
     p_i, p_j = bg.tile_indices(16, 16, bg.COLUMNS)
+    if not MILD:
+        b_P *= scale
+        bg.store_level_masks(s_masks)
     bg.store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
 
     # In bands of channels of k: what needs no other warp.
@@ -324,7 +329,7 @@ def walk_chunk(
     y = mma_v2(gl.convert_layout(D_high, bg.LEFT), b_v, mma_v2(gl.convert_layout(D_low, bg.LEFT), b_v, zero))
     q_high, q_low = bg.split(columns(s_r) * read)
     k_high, k_low = bg.store_pair(s_keys, columns(s_k) * key)
-    b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, t < j, False)
+    b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, bg.mask(t < j), False)
 
     # In bands of channels of v. The loads below come after a barrier, so that D, k* and P are complete.
     s_D_high, s_D_low = s_D
@@ -352,14 +357,14 @@ def walk_chunk(
         P_high, P_low = bg.load_pair_transposed(s_P)
         x = bg.full_product(x, k_h, k_l, P_high, P_low)
         of_pairs = (k_high.to(gl.float32) + k_low.to(gl.float32)) * z
-        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, t > j, True)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, bg.mask(t > j), True)
         b_dw += b_SD[:, None] - of_pairs
         b_dr, b_dk = x * read, (y + z) * key
     else:
-        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, t > j, False)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, bg.mask(t > j), False)
         b_dw += (b_SD * total)[:, None]
         b_dr, b_dk = x * read, y * key
-        b_dr, b_dk, b_dw = add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS)
+        b_dr, b_dk, b_dw = add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, s_masks, LEVELS)
     b_dw = gl.where((m == 0) & (unit < 2.0**-118), 0.0, b_dw)  # as `is_zero`
     s_results[1].permute([1, 0]).store(bg.to_bfloat16(b_dw))
     b_r, b_k = columns(s_r), columns(s_k)
@@ -401,7 +406,7 @@ def grads_kernel(
     s_own = gl.allocate_shared_memory(gl.float32, [16], bg.FLAT)
     s_SD = gl.allocate_shared_memory(gl.float32, [64], bg.FLAT)
     s_results = bg.allocate_rows(4, C)
-    buffers, work = (s_rows, s_S, s_A), (s_D, s_keys, s_P, s_scores, s_own, s_SD)
+    buffers, work = (s_rows, s_S, s_A), (s_D, s_keys, s_P, s_scores, s_own, s_SD, bg.allocate_level_masks())
     tensors, grads = (w, r, k, v, do), (dr, dw, dk, dv)
     is_mild, unit = fetch_all(buffers, 0, tensors, states, units, scores, mild, base, i, rows, H)
     next_mild, next_unit = fetch_all(
