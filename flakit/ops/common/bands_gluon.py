@@ -119,9 +119,9 @@ def store_level_masks(s_masks):
     s_between, s_meets = s_masks
     i, t = tile_indices(16, 16, SQUARE)
     for level in gl.static_range(4):
-        size = 1 << level
-        is_read, first = (i & size) != 0, i & -size
-        s_between.index(level).store(mask((t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + size))))
+        is_read, first = (i & (1 << level)) != 0, i & -(1 << level)
+        begin, end = gl.where(is_read, first, i + 1), gl.where(is_read, i, first + (1 << level))
+        s_between.index(level).store(mask((t >= begin) & (t < end)))
         s_meets.index(level).store(gl.where(((t ^ i) >> level) == 1, -1, 0).to(gl.int16))
 
 

@@ -117,18 +117,18 @@ def chosen(reads, s_R, s_E, OF: gl.constexpr):
 
 
 @gluon.jit
-def block(s_P, I: gl.constexpr, J: gl.constexpr, mask):
+def block(s_P, ROW: gl.constexpr, COLUMN: gl.constexpr, mask):
     """Load a block [16, 16] of P [32, 32], split, as a right operand: the elements that `mask` selects."""
     s_high, s_low = s_P
-    high = s_high.slice(16 * I, 16).slice(16 * J, 16, 1).load(bg.RIGHT)
-    low = s_low.slice(16 * I, 16).slice(16 * J, 16, 1).load(bg.RIGHT)
+    high = s_high.slice(16 * ROW, 16).slice(16 * COLUMN, 16, 1).load(bg.RIGHT)
+    low = s_low.slice(16 * ROW, 16).slice(16 * COLUMN, 16, 1).load(bg.RIGHT)
     return bg.selected(mask, high), bg.selected(mask, low)
 
 
 @gluon.jit
-def add_product(acc, x, s_P, I: gl.constexpr, J: gl.constexpr, mask):
+def add_product(acc, x, s_P, ROW: gl.constexpr, COLUMN: gl.constexpr, mask):
     """Return acc + x @ `block` of P. x [64, 16]: a left operand in one or two terms."""
-    P_high, P_low = block(s_P, I, J, mask)
+    P_high, P_low = block(s_P, ROW, COLUMN, mask)
     if len(x) == 2:
         acc = mma_v2(x[1], P_high, acc)
     return mma_v2(x[0], P_high, mma_v2(x[0], P_low, acc))
