@@ -162,11 +162,21 @@ class Shared:
         return Shared(self.memory.permute(*order))
 
     def reshape(self, shape) -> "Shared":
-        return Shared(self.memory.view(*shape))
+        try:
+            return Shared(self.memory.view(*shape))
+        except RuntimeError:  # rows in another order, which PyTorch can only copy
+            return _Copied(self.memory.reshape(*shape))
 
     @property
     def bits(self) -> Tensor:
         return self.memory.view(_INTEGERS[self.memory.dtype.itemsize])
+
+
+class _Copied(Shared):
+    """What a view of a buffer holds when it is made; to be loaded at once."""
+
+    def store(self, value: Tile) -> None:
+        raise NotImplementedError("a store to a view whose rows have another order")
 
 
 class _Namespace:
@@ -390,6 +400,9 @@ class Program:
         value = _promoted(value)[0].to(pointer.element).broadcast_to(pointer.shape)
         for memory, here, index in self._accesses(pointer, mask):
             memory[index] = value[here]
+
+    def debug_barrier(self) -> None:
+        """All threads act at once."""
 
     def atomic_add(self, pointer: Tile, value, mask=None, **hints) -> Tile:
         before = self.load(pointer, mask)

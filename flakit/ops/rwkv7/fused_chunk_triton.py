@@ -586,12 +586,17 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     others = allocate(shapes[3], dtype=torch.float32)
     mild, products = others.split_with_sizes(plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
-    options = launch_options("rwkv7.fused.scores", r)
-    group_size = options["num_warps"]
-    scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
-        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
-        PACKED=plan.packed, **options,
-    )  # fmt: skip
+    if takes_gluon((r, w, k, a, b), (scores,)):
+        from . import scores_gluon
+
+        scores_gluon.compute(plan, r, w, k, a, b, scores, mild, scale)
+    else:
+        options = launch_options("rwkv7.fused.scores", r)
+        group_size = options["num_warps"]
+        scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
+            r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
+            PACKED=plan.packed, **options,
+        )  # fmt: skip
     where, first, deferred = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
     if deferred:
         first = None
