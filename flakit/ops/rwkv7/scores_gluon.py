@@ -53,7 +53,7 @@ def product(a, b):
 @gluon.jit
 def sums(ones, b_w):
     """Return ones @ b_w [16, 64]. ones: -1, 0 or 1; b_w: log decays, a right operand."""
-    return mma_v2(ones.to(gl.float32).to(gl.bfloat16), b_w, gl.zeros([16, 64], gl.float32, WARP))
+    return mma_v2(ones.to(gl.float32).to(gl.bfloat16), b_w, gl.zeros([16, b_w.shape[1]], gl.float32, WARP))
 
 
 @gluon.jit
@@ -100,21 +100,34 @@ def solve(b_A):
 
 
 @gluon.jit
-def mild_scores(s_R, s_E, b_w, scale):
+def add_product(acc, a, b):
+    """Return acc + a @ b of split operands."""
+    a_high, a_low = a
+    b_high, b_low = b
+    return mma_v2(a_high, b_high, mma_v2(a_low, b_high, mma_v2(a_high, b_low, acc)))
+
+
+@gluon.jit
+def mild_scores(s_R, s_E, s_w, scale):
     """Return A_rk, A_rb, A_ak and A_ab [16, 16] of a mild chunk: products of operands decayed about its middle.
 
-    s_R, s_E [32, 64]: r above a, k above b, in shared memory. b_w [16, 64]: log decays, a right operand.
+    s_R, s_E [32, 64]: r above a, k above b, in shared memory. s_w [16, 64]: log decays.
     """
     m, n = bg.tile_indices(16, 16, LEFT)
     half = (n < C // 2).to(gl.float32)
-    decay = sums((n <= m).to(gl.float32) - half, b_w)
-    key = exp(-decay)
-    b_k = turned(s_E.slice(0, 16).load(WARP).to(gl.float32) * key)
-    b_b = turned(s_E.slice(16, 16).load(WARP).to(gl.float32) * key)
-    b_r = left(s_R.slice(0, 16).load(WARP).to(gl.float32) * (exp(decay) * scale))
-    A_rk, A_rb = product(b_r, b_k), product(b_r, b_b)
-    b_a = left(s_R.slice(16, 16).load(WARP).to(gl.float32) * exp(sums((n < m).to(gl.float32) - half, b_w)))
-    A_ak, b_A = product(b_a, b_k), product(b_a, b_b)
+    zero = gl.zeros([16, 16], gl.float32, WARP)
+    A_rk, A_rb, A_ak, b_A = zero, zero, zero, zero
+    for channel in gl.static_range(0, 64, 32):  # fewer at a time, so that registers suffice
+        b_w = s_w.slice(channel, 32, 1).load(RIGHT)
+        s_r, s_k = s_R.slice(channel, 32, 1), s_E.slice(channel, 32, 1)
+        decay = sums((n <= m).to(gl.float32) - half, b_w)
+        key = exp(-decay)
+        b_k = turned(s_k.slice(0, 16).load(WARP).to(gl.float32) * key)
+        b_b = turned(s_k.slice(16, 16).load(WARP).to(gl.float32) * key)
+        b_r = left(s_r.slice(0, 16).load(WARP).to(gl.float32) * (exp(decay) * scale))
+        A_rk, A_rb = add_product(A_rk, b_r, b_k), add_product(A_rb, b_r, b_b)
+        b_a = left(s_r.slice(16, 16).load(WARP).to(gl.float32) * exp(sums((n < m).to(gl.float32) - half, b_w)))
+        A_ak, b_A = add_product(A_ak, b_a, b_k), add_product(b_A, b_a, b_b)
     return A_rk, A_rb, A_ak, b_A
 
 
@@ -184,7 +197,7 @@ def scores_kernel(
     i, j = bg.tile_indices(16, 16, WARP)
     p = scores + at * (2 * C * C)
     if is_mild:
-        A_rk, A_rb, A_ak, b_A = mild_scores(s_R, s_E, b_w, scale)
+        A_rk, A_rb, A_ak, b_A = mild_scores(s_R, s_E, s_w, scale)
     else:
         A_rk, A_rb, A_ak, b_A = dyadic_scores(s_R, s_E, s_w, b_w, p, scale)
     U, X = solve(gl.where(i > j, b_A, 0.0))
