@@ -401,9 +401,6 @@ class Program:
         for memory, here, index in self._accesses(pointer, mask):
             memory[index] = value[here]
 
-    def debug_barrier(self) -> None:
-        """All threads act at once."""
-
     def atomic_add(self, pointer: Tile, value, mask=None, **hints) -> Tile:
         before = self.load(pointer, mask)
         self.store(pointer, before + value, mask)
