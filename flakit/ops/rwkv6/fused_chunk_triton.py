@@ -34,8 +34,8 @@ Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relati
 inputs, sums of three, which are exact. There the backward takes no chunk for mild: the decay's gradient as a difference
 would lose float32's precision. The scores are about the middle where log decays are above `MILD_FLOAT32`.
 
-On Hopper GPUs, kernels in `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one walks a sequence for
-D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
+On Hopper GPUs, kernels in `scores_gluon` and `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one
+walks a sequence for D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
 """
 
 from functools import cached_property

@@ -10,13 +10,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ..common import bands_gluon as bg
 from ..common import warps_gluon as wg
-from ..common.bands_triton import CHUNK, LEVELS
+from ..common.bands_triton import CHUNK
 from ..common.blocks_triton import clamped_decay, exp
-from ..common.pairs_triton import BLOCK_TOKEN
+from ..common.pairs_triton import BLOCK_LEVELS, BLOCK_TOKEN
 from ..common.positions_triton import locate_program
 
 C = gl.constexpr(CHUNK)
-LAST_LEVEL = gl.constexpr(LEVELS)
 
 
 @gluon.jit
@@ -41,7 +40,7 @@ def store_dyadic_scores(p, s_r, s_w, s_k, scale):
     """Store the scores of pairs in a chunk of any decay at p, by dyadic levels. s_r, s_w, s_k: as in `mild_scores`."""
     b_w = clamped_decay(s_w.load(wg.RIGHT))
     i, j = bg.tile_indices(16, 16, wg.WARP)
-    for level in gl.static_range(LAST_LEVEL):
+    for level in gl.static_range(BLOCK_LEVELS):
         b_r, b_k = wg.rows_of_half(s_r, level, True), wg.rows_of_half(s_k, level, False)
         if level > 0:
             of_reads, of_keys = wg.factors_of_halves(b_w, level)

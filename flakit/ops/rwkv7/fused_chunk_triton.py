@@ -40,8 +40,9 @@ Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relati
 inputs, sums of three, which are exact. Their scores are about the middle where log decays are above `MILD_FLOAT32`;
 `backward_triton` takes no chunk for mild: the decay's gradient as a difference would lose float32's precision.
 
-On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel instead
-of `forward_kernel`; backward, one that walks the chunks for D and y, and others for all chunks' gradients in parallel.
+On Hopper GPUs, kernels in Gluon compute bfloat16 heads of 64 channels: forward, `scores_gluon` and `forward_gluon` do
+what the two kernels here do; backward, one kernel in `backward_gluon` walks the chunks for D and y, and another
+computes all chunks' gradients in parallel.
 """
 
 from functools import cached_property

@@ -13,13 +13,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
 from ..common import warps_gluon as wg
-from ..common.bands_triton import CHUNK, LEVELS
+from ..common.bands_triton import CHUNK
 from ..common.blocks_triton import clamped_decay, exp
-from ..common.pairs_triton import BLOCK_TOKEN
+from ..common.pairs_triton import BLOCK_LEVELS, BLOCK_TOKEN
 from ..common.positions_triton import locate_program
 
 C = gl.constexpr(CHUNK)
-LAST_LEVEL = gl.constexpr(LEVELS)
 
 
 @gluon.jit
@@ -32,7 +31,7 @@ def solve(b_A):
     eye = (i == j).to(gl.float32)
     U = eye + gl.where((i ^ j) == 1, b_A, 0.0)
     X = eye + gl.where((i ^ j) == 1, s_A.permute([1, 0]).load(wg.WARP), 0.0)
-    for level in gl.static_range(1, LAST_LEVEL):
+    for level in gl.static_range(1, BLOCK_LEVELS):
         y = wg.product(wg.left(X), wg.turned(gl.where((i ^ j) >> level == 1, b_A, 0.0)))
         U_new = U + wg.product(wg.left(U), wg.turned(y))
         X += wg.product(wg.left(y), wg.turned(U))
@@ -69,8 +68,7 @@ def dyadic_scores(s_R, s_E, s_w, b_w, p, scale):
     """Return what `mild_scores` returns, for any decay, by dyadic levels. p: the chunk's scores in memory, which first
     take each level's results. s_w [16, 64]: log decays in shared memory."""
     i, j = bg.tile_indices(16, 16, wg.WARP)
-    m, n = bg.tile_indices(16, 16, wg.LEFT)
-    for level in gl.static_range(LAST_LEVEL):
+    for level in gl.static_range(BLOCK_LEVELS):
         b_r, b_a = wg.parts(wg.rows_of_half(s_R, level, True))
         b_k, b_b = wg.parts(wg.rows_of_half(s_E, level, False))
         b_r *= exp(wg.rows_of_half(s_w, level, True))  # r is decayed by its own token too
@@ -107,16 +105,13 @@ def scores_kernel(
     )
     if count == 0:
         return
-    rows = (end - start).to(gl.int32)
     at = (chunk * H + i_h).to(gl.int64)
-    base = (start * H + i_h) * 64
     s_w = gl.allocate_shared_memory(gl.bfloat16, [C, 64], bg.SWIZZLED)
-    s_R = gl.allocate_shared_memory(gl.bfloat16, [2 * C, 64], bg.SWIZZLED)
-    s_E = gl.allocate_shared_memory(gl.bfloat16, [2 * C, 64], bg.SWIZZLED)
+    s_R, s_E = bg.allocate_rows(2, 2 * C)
     t, d = bg.tile_indices(C, 64, wg.ROWS)
-    o = base + t * (H * 64) + d
-    async_copy.async_copy_global_to_shared(s_w, w + o, mask=t < rows)
-    bg.copy_rows((s_R.slice(0, 16), s_R.slice(16, 16), s_E.slice(0, 16), s_E.slice(16, 16)), (r, a, k, b), o, t < rows)
+    o, there = (start * H + i_h) * 64 + t * (H * 64) + d, t < (end - start).to(gl.int32)
+    s_rows = s_w, s_R.slice(0, C), s_R.slice(C, C), s_E.slice(0, C), s_E.slice(C, C)
+    bg.copy_rows(s_rows, (w, r, a, k, b), o, there)
     async_copy.commit_group()
     async_copy.wait_group(0)
     b_w = clamped_decay(s_w.load(wg.RIGHT))
