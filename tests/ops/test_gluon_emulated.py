@@ -141,6 +141,40 @@ def test_formats_and_nan():
 
 
 @gluon.jit
+def mask_kernel(x, out):
+    i = gl.arange(0, N, LINE)
+    mask = gl.where(i % 3 == 0, -1, 0).to(gl.int16)
+    b_x = gl.load(x + i)
+    b_x = gl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [mask, b_x], gl.bfloat16, True, 2)
+    gl.store(out + i, b_x)
+
+
+def test_bits_of_a_mask():
+    x, out = random(16, dtype=torch.bfloat16), torch.empty(16, dtype=torch.bfloat16)
+    x[1:3] = torch.tensor([float("nan"), float("inf")])
+    launch(mask_kernel, (1,), x, out)
+    assert_close(out, torch.where(torch.arange(16) % 3 == 0, x, 0), rtol=0, atol=0)
+
+
+@gluon.jit
+def view_kernel(x, out, STORES: gl.constexpr):
+    i = gl.arange(0, N, LINE)
+    shared = gl.allocate_shared_memory(gl.float32, [N], SHARED, gl.load(x + i))
+    view = shared.reshape([2, 2, 4]).permute([1, 0, 2]).reshape([N])
+    gl.store(out + i, view.load(LINE))
+    if STORES:
+        view.store(gl.load(x + i))
+
+
+def test_a_view_of_rows_in_another_order():
+    x, out = random(16), torch.empty(16)
+    launch(view_kernel, (1,), x, out, STORES=False)
+    assert_close(out, x.view(2, 2, 4).transpose(0, 1).flatten(), rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="another order"):
+        launch(view_kernel, (1,), x, out, STORES=True)
+
+
+@gluon.jit
 def pointer_kernel(x, y, out):
     i = gl.arange(0, N, LINE)
     from_y = y.to(gl.pointer_type(gl.int16), bitcast=True)
