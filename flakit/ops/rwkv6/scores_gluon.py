@@ -27,12 +27,12 @@ def mild_scores(s_r, s_w, s_k, scale):
     b_A = gl.zeros([16, 16], gl.float32, wg.WARP)
     for channel in gl.static_range(0, 64, 32):  # fewer at a time, so that registers suffice
         b_w = s_w.slice(channel, 32, 1).load(wg.RIGHT)
-        read = exp(wg.sums((n < m).to(gl.float32) - half, b_w)) * scale
+        read = exp(wg.sums((n < m).to(gl.float32) - half, b_w))
         key = exp(-wg.sums((n <= m).to(gl.float32) - half, b_w))
         b_q = s_r.slice(channel, 32, 1).load(wg.WARP).to(gl.float32) * read
         b_k = s_k.slice(channel, 32, 1).load(wg.WARP).to(gl.float32) * key
         b_A = wg.add_product(b_A, wg.left(b_q), wg.turned(b_k))
-    return b_A
+    return b_A * scale
 
 
 @gluon.jit

@@ -33,9 +33,9 @@ def solve(b_A):
     X = eye + gl.where((i ^ j) == 1, s_A.permute([1, 0]).load(wg.WARP), 0.0)
     for level in gl.static_range(1, BLOCK_LEVELS):
         y = wg.product(wg.left(X), wg.turned(gl.where((i ^ j) >> level == 1, b_A, 0.0)))
-        U_new = U + wg.product(wg.left(U), wg.turned(y))
-        X += wg.product(wg.left(y), wg.turned(U))
-        U = U_new
+        of_U = wg.turned(U)
+        U = wg.add_product(U, wg.left(U), wg.turned(y))
+        X = wg.add_product(X, wg.left(y), of_U)
     return U, X
 
 
@@ -56,11 +56,11 @@ def mild_scores(s_R, s_E, s_w, scale):
         key = exp(-decay)
         b_k = wg.turned(s_k.slice(0, 16).load(wg.WARP).to(gl.float32) * key)
         b_b = wg.turned(s_k.slice(16, 16).load(wg.WARP).to(gl.float32) * key)
-        b_r = wg.left(s_r.slice(0, 16).load(wg.WARP).to(gl.float32) * (exp(decay) * scale))
+        b_r = wg.left(s_r.slice(0, 16).load(wg.WARP).to(gl.float32) * exp(decay))
         A_rk, A_rb = wg.add_product(A_rk, b_r, b_k), wg.add_product(A_rb, b_r, b_b)
         b_a = wg.left(s_r.slice(16, 16).load(wg.WARP).to(gl.float32) * exp(wg.sums((n < m).to(gl.float32) - half, b_w)))
         A_ak, b_A = wg.add_product(A_ak, b_a, b_k), wg.add_product(b_A, b_a, b_b)
-    return A_rk, A_rb, A_ak, b_A
+    return A_rk * scale, A_rb * scale, A_ak, b_A
 
 
 @gluon.jit
