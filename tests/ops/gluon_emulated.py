@@ -162,21 +162,11 @@ class Shared:
         return Shared(self.memory.permute(*order))
 
     def reshape(self, shape) -> "Shared":
-        try:
-            return Shared(self.memory.view(*shape))
-        except RuntimeError:  # rows in another order, which PyTorch can only copy
-            return _Copied(self.memory.reshape(*shape))
+        return Shared(self.memory.view(*shape))
 
     @property
     def bits(self) -> Tensor:
         return self.memory.view(_INTEGERS[self.memory.dtype.itemsize])
-
-
-class _Copied(Shared):
-    """What a view of a buffer holds when it is made; to be loaded at once."""
-
-    def store(self, value: Tile) -> None:
-        raise NotImplementedError("a store to a view whose rows have another order")
 
 
 class _Namespace:

@@ -157,24 +157,6 @@ def test_bits_of_a_mask():
 
 
 @gluon.jit
-def view_kernel(x, out, STORES: gl.constexpr):
-    i = gl.arange(0, N, LINE)
-    shared = gl.allocate_shared_memory(gl.float32, [N], SHARED, gl.load(x + i))
-    view = shared.reshape([2, 2, 4]).permute([1, 0, 2]).reshape([N])
-    gl.store(out + i, view.load(LINE))
-    if STORES:
-        view.store(gl.load(x + i))
-
-
-def test_a_view_of_rows_in_another_order():
-    x, out = random(16), torch.empty(16)
-    launch(view_kernel, (1,), x, out, STORES=False)
-    assert_close(out, x.view(2, 2, 4).transpose(0, 1).flatten(), rtol=0, atol=0)
-    with pytest.raises(NotImplementedError, match="another order"):
-        launch(view_kernel, (1,), x, out, STORES=True)
-
-
-@gluon.jit
 def pointer_kernel(x, y, out):
     i = gl.arange(0, N, LINE)
     from_y = y.to(gl.pointer_type(gl.int16), bitcast=True)

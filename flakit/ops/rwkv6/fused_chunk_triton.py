@@ -34,8 +34,8 @@ Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relati
 inputs, sums of three, which are exact. There the backward takes no chunk for mild: the decay's gradient as a difference
 would lose float32's precision. The scores are about the middle where log decays are above `MILD_FLOAT32`.
 
-On Hopper GPUs, kernels in `scores_gluon` and `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one
-walks a sequence for D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
+On Hopper GPUs, kernels in `fused_chunk_gluon` compute bfloat16 heads of 64 channels. Backward, one walks a sequence for
+D alone and stores it every 64 tokens; in another, a program for each 64 tokens walks their chunks.
 """
 
 from functools import cached_property
@@ -400,6 +400,8 @@ def saved_shapes(r, k, v, w, u, packing, chunk_size) -> tuple[tuple[int, ...], .
 def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, chunk_size, keep):
     """Return o, the final state (None unless requested), and `saved_shapes`' tensors, S only if keep."""
     plan = _Plan(r, v, packing, FORWARD)
+    options = launch_options("rwkv6.fused.scores", r)
+    group_size = options["num_warps"]
     # Packed sequences may not fill what is allocated, and what an operator returns must be initialized.
     allocate = r.new_zeros if plan.packed and packing.returned else r.new_empty
     shapes = plan.saved_shapes if keep else ((0,), plan.saved_shapes[1])
@@ -409,20 +411,12 @@ def forward(r, k, v, w, u, scale, initial_state, output_final_state, packing, ch
     scores, units, mild = others.split_with_sizes(plan.sizes[1:])
     final_state = others.new_empty(plan.N, plan.H, plan.K, plan.V) if output_final_state else None
     o = torch.empty_like(v)
-    where = plan.where(CHUNK * plan.L, plan.L)
+    where_scores, where = plan.where(CHUNK * group_size), plan.where(CHUNK * plan.L, plan.L)
     first = plan.start_parts(k, v, w, 1.0, initial_state, where, reverse=False)
     # Launched before these states are needed: other ranks may have to send them.
-    if takes_gluon((r, w, k), (u, scores)):
-        from . import scores_gluon
-
-        scores_gluon.compute(plan, r, w, k, u, scores, mild, scale)
-    else:
-        options = launch_options("rwkv6.fused.scores", r)
-        group_size = options["num_warps"]
-        scores_kernel[(plan.capacity(CHUNK * group_size) * plan.H,)](
-            r, w, k, u, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
-            PACKED=plan.packed, **options,
-        )  # fmt: skip
+    scores_kernel[(plan.capacity(CHUNK * group_size) * plan.H,)](
+        r, w, k, u, scores, mild, scale, *where_scores, LEVELS=LEVELS, CHUNKS=group_size, PACKED=plan.packed, **options,
+    )  # fmt: skip
     first = first()
     tensors = r, w, k, v, o, states.view(plan.stored), units, scores
     if takes_gluon((r, w, k, v, o), (states, scores)):

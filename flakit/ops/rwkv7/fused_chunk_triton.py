@@ -40,9 +40,8 @@ Operands are sums of two bfloat16 numbers (`blocks_triton.terms`), with a relati
 inputs, sums of three, which are exact. Their scores are about the middle where log decays are above `MILD_FLOAT32`;
 `backward_triton` takes no chunk for mild: the decay's gradient as a difference would lose float32's precision.
 
-On Hopper GPUs, kernels in Gluon compute bfloat16 heads of 64 channels: forward, `scores_gluon` and `forward_gluon` do
-what the two kernels here do; backward, one kernel in `backward_gluon` walks the chunks for D and y, and another
-computes all chunks' gradients in parallel.
+On Hopper GPUs, `forward_gluon` and `backward_gluon` compute bfloat16 heads of 64 channels: forward, one kernel instead
+of `forward_kernel`; backward, one that walks the chunks for D and y, and others for all chunks' gradients in parallel.
 """
 
 from functools import cached_property
@@ -587,17 +586,12 @@ def forward(r, w, k, v, a, b, scale, initial_state, output_final_state, packing,
     others = allocate(shapes[3], dtype=torch.float32)
     mild, products = others.split_with_sizes(plan.sizes[3:])
     o, final_state = torch.empty_like(v), scores.new_empty(N, H, K, V) if output_final_state else None
-    if takes_gluon((r, w, k, a, b), (scores,)):
-        from . import scores_gluon
-
-        scores_gluon.compute(plan, r, w, k, a, b, scores, mild, scale)
-    else:
-        options = launch_options("rwkv7.fused.scores", r)
-        group_size = options["num_warps"]
-        scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
-            r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
-            PACKED=plan.packed, **options,
-        )  # fmt: skip
+    options = launch_options("rwkv7.fused.scores", r)
+    group_size = options["num_warps"]
+    scores_kernel[(plan.capacity(CHUNK * group_size) * H,)](
+        r, w, k, a, b, scores, mild, scale, *plan.where(CHUNK * group_size), LEVELS=LEVELS, CHUNKS=group_size,
+        PACKED=plan.packed, **options,
+    )  # fmt: skip
     where, first, deferred = plan.where(CHUNK * plan.L, plan.L), initial_state, callable(initial_state)
     if deferred:
         first = None
