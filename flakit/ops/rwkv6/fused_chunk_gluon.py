@@ -249,38 +249,6 @@ def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H
 
 
 @gluon.jit
-def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, s_masks, LEVELS: gl.constexpr):
-    """Return dr, dk and dw, [64, 16] each, plus the terms of the pairs of tokens inside the chunk, level by level.
-
-    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split and with the scale. b_w [64, 16]: log decays, a left
-    operand. s_masks: as `store_level_masks` stores them.
-    """
-    s_between, s_meets = s_masks
-    m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
-    m_left = gl.arange(0, 16, gl.SliceLayout(0, bg.LEFT))[None, :]
-    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
-    P_high, P_low = bg.load_pair(s_P)
-    P_h, P_l = bg.load_pair_transposed(s_P)
-    P_high, P_low = P_high + P_h, P_low + P_l
-    # Neighbours: no decay lies between them.
-    rows = gl.where(m_left % 2 == 1, s_r.permute([1, 0]).load(bg.LEFT), s_k.permute([1, 0]).load(bg.LEFT))
-    meets = s_meets.index(0).load(bg.RIGHT)
-    grad = mma_v2(rows, bg.selected(meets, P_high), mma_v2(rows, bg.selected(meets, P_low), zero))
-    b_dr, b_dk = bg.add_by_role(b_dr, b_dk, m % 2 == 1, grad)
-    for level in range(1, LEVELS):
-        reads = ((m >> level) & 1) != 0
-        weight = exp(mma_v2(b_w, s_between.index(level).permute([1, 0]).load(bg.RIGHT), zero))
-        b_x = gl.where(reads, columns(s_r), columns(s_k)) * weight
-        high, low = bg.split_left(b_x)
-        meets = s_meets.index(level).load(bg.RIGHT)
-        P_h, P_l = bg.selected(meets, P_high), bg.selected(meets, P_low)
-        grad = mma_v2(low, P_h, mma_v2(high, P_l, mma_v2(high, P_h, zero)))
-        b_dw += bg.sums_along(grad * b_x, s_between.index(level).load(bg.RIGHT), False)
-        b_dr, b_dk = bg.add_by_role(b_dr, b_dk, reads, grad * weight)
-    return b_dr, b_dk, b_dw
-
-
-@gluon.jit
 def walk_chunk(
     b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, LEVELS: gl.constexpr, MILD: gl.constexpr
 ):
@@ -292,7 +260,7 @@ def walk_chunk(
     s_rows, s_S, s_A = buffers
     s_w, s_r, s_k, s_v, s_do = stage(s_rows, n)
     s_S = s_S.index(n)
-    s_D, s_keys, s_P, s_scores, s_own, s_SD, s_masks = work
+    s_D, s_keys, s_P, s_scores, s_own, s_SD = work
 
     # The scores of pairs are products of do and v.
     bg.store_pair(s_scores, s_A.index(n).load(bg.SQUARE))
@@ -303,7 +271,7 @@ def walk_chunk(
     p_i, p_j = bg.tile_indices(16, 16, bg.COLUMNS)
     if not MILD:
         b_P *= scale
-        bg.store_level_masks(s_masks)
+        s_masks = bg.store_level_masks()
     bg.store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
 
     # In bands of channels of k: what needs no other warp.
@@ -364,7 +332,8 @@ def walk_chunk(
         b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, bg.mask(t > j), False)
         b_dw += (b_SD * total)[:, None]
         b_dr, b_dk = x * read, y * key
-        b_dr, b_dk, b_dw = add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, s_masks, LEVELS)
+        reads, keys, b_dw = bg.add_dyadic_pairs((b_dr,), (b_dk,), b_dw, s_r, s_k, b_w, 1.0, s_P, bg.SQUARE, s_masks)
+        b_dr, b_dk = reads[0], keys[0]
     b_dw = gl.where((m == 0) & (unit < 2.0**-118), 0.0, b_dw)  # as `is_zero`
     s_results[1].permute([1, 0]).store(bg.to_bfloat16(b_dw))
     b_r, b_k = columns(s_r), columns(s_k)
@@ -406,7 +375,7 @@ def grads_kernel(
     s_own = gl.allocate_shared_memory(gl.float32, [16], bg.FLAT)
     s_SD = gl.allocate_shared_memory(gl.float32, [64], bg.FLAT)
     s_results = bg.allocate_rows(4, C)
-    buffers, work = (s_rows, s_S, s_A), (s_D, s_keys, s_P, s_scores, s_own, s_SD, bg.allocate_level_masks())
+    buffers, work = (s_rows, s_S, s_A), (s_D, s_keys, s_P, s_scores, s_own, s_SD)
     tensors, grads = (w, r, k, v, do), (dr, dw, dk, dv)
     is_mild, unit = fetch_all(buffers, 0, tensors, states, units, scores, mild, base, i, rows, H)
     next_mild, next_unit = fetch_all(

@@ -31,7 +31,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from ..common import bands_gluon as bg
 from ..common.bands_triton import CHUNK
 from ..common.blocks_triton import exp
-from ..common.pairs_triton import BLOCK_LEVELS
 from ..common.positions_triton import locate_program
 from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, chain_kernel, inverse, pointers_of_D, unit_of
 
@@ -61,12 +60,6 @@ def sides(x):
 
 
 @gluon.jit
-def from_operand(x):
-    """Convert a left operand to float32 in layout BAND."""
-    return gl.convert_layout(x, bg.BAND, assert_trivial=True).to(gl.float32)
-
-
-@gluon.jit
 def beside(x, y):
     """Return x and y [N, M] side by side, [N, 2 M], in layout BAND."""
     both = gl.reshape(gl.permute(gl.join(x, y), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
@@ -85,8 +78,8 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
     x_reads, x_keys [64, 32]: the terms of S and D in the gradients of R and E, before multiplication by these factors
     s_P: P [32, 32] in shared memory, split
     """
-    R_high, R_low = bg.split(from_operand(b_R) * read)
-    E_high, E_low = bg.split(from_operand(b_E) * key)
+    R_high, R_low = bg.split(bg.in_band(b_R) * read)
+    E_high, E_low = bg.split(bg.in_band(b_E) * key)
     R_h, R_l = gl.convert_layout(R_high, bg.LEFT), gl.convert_layout(R_low, bg.LEFT)
     P_high, P_low = bg.load_pair(s_P)
     d_keys = bg.full_product(gl.zeros([64, 32], gl.float32, bg.BAND), R_h, R_l, P_high, P_low)
@@ -105,93 +98,31 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
 
 
 @gluon.jit
-def columns(s_x, OF: gl.constexpr):
-    """Load rows 16 OF to 16 OF + 15 of s_x [32, 64] transposed, [64, 16], as a left operand."""
-    return s_x.slice(16 * OF, 16).permute([1, 0]).load(bg.LEFT)
-
-
-@gluon.jit
-def chosen(reads, s_R, s_E, OF: gl.constexpr):
-    """Return `columns` of s_R where `reads`, else of s_E, in float32."""
-    return gl.where(reads, from_operand(columns(s_R, OF)), from_operand(columns(s_E, OF)))
-
-
-@gluon.jit
-def block(s_P, ROW: gl.constexpr, COLUMN: gl.constexpr, mask):
-    """Load a block [16, 16] of P [32, 32], split, as a right operand: the elements that `mask` selects."""
-    s_high, s_low = s_P
-    high = s_high.slice(16 * ROW, 16).slice(16 * COLUMN, 16, 1).load(bg.RIGHT)
-    low = s_low.slice(16 * ROW, 16).slice(16 * COLUMN, 16, 1).load(bg.RIGHT)
-    return bg.selected(mask, high), bg.selected(mask, low)
-
-
-@gluon.jit
-def add_product(acc, x, s_P, ROW: gl.constexpr, COLUMN: gl.constexpr, mask):
-    """Return acc + x @ `block` of P. x [64, 16]: a left operand in one or two terms."""
-    P_high, P_low = block(s_P, ROW, COLUMN, mask)
-    if len(x) == 2:
-        acc = mma_v2(x[1], P_high, acc)
-    return mma_v2(x[0], P_high, mma_v2(x[0], P_low, acc))
-
-
-@gluon.jit
-def pairs_at_level(x_1, x_2, s_P, meets):
-    """Return the gradients, [64, 16] each, of x_1, rows of r and k at a level, and x_2, of a and b, in terms. s_P: P of
-    pairs, of which those that `meets` selects meet at this level."""
-    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
-    grad_1 = add_product(add_product(zero, x_1, s_P, 0, 0, meets), x_2, s_P, 1, 0, meets)
-    grad_2 = add_product(add_product(zero, x_1, s_P, 0, 1, meets), x_2, s_P, 1, 1, meets)
-    return grad_1, grad_2
-
-
-@gluon.jit
 def dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P, s_masks):
     """Return the results of `mild_pairs` for any decay: by dyadic levels, without subtractions.
 
     s_R, s_E [32, 64]: in shared memory, r above a, k above b. b_w [64, 16]: log decays, a left operand
     read, key [64, 32]: the decay factors from the chunk's beginning to each read, and from each key to its end
-    s_P: P [32, 32], split, with the scale of r. s_masks: as `store_level_masks` stores them. Others as in `mild_pairs`
+    s_P: P [32, 32], split, with the scale of r. s_masks: as `store_level_masks` returns them. Others as in `mild_pairs`
     """
-    s_between, s_meets = s_masks
-    s_high, s_low = s_P
-    # P of pairs: read keys and key reads.
-    s_pairs = bg.allocate_pair(32, 32, bg.SWIZZLED_32)
-    s_pairs[0].store(s_high.load(SMALL) + s_high.permute([1, 0]).load(SMALL))
-    s_pairs[1].store(s_low.load(SMALL) + s_low.permute([1, 0]).load(SMALL))
     d_r, d_a = sides(x_reads * read)
     d_k, d_b = sides(x_keys * key)
     i, t = bg.tile_indices(16, 16, bg.RIGHT)
-    of_reads = from_operand(columns(s_R, 0)) * d_r + from_operand(columns(s_R, 1)) * d_a
-    of_keys = from_operand(columns(s_E, 0)) * d_k + from_operand(columns(s_E, 1)) * d_b
+    of_reads = bg.in_band(bg.columns(s_R, 0)) * d_r + bg.in_band(bg.columns(s_R, 1)) * d_a
+    of_keys = bg.in_band(bg.columns(s_E, 0)) * d_k + bg.in_band(bg.columns(s_E, 1)) * d_b
     b_dw = bg.sums_along(of_reads, bg.mask(i > t), False) + bg.sums_along(of_keys, bg.mask(i < t), False)
     # r reads after its own token's decay, a before it.
-    own = exp(gl.convert_layout(b_w, bg.BAND).to(gl.float32))
-    m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
-    # Neighbours: no other decay lies between them.
-    odd, m_left = m % 2 == 1, gl.arange(0, 16, gl.SliceLayout(0, bg.LEFT))[None, :]
-    own_reads = gl.where(odd, own, 1.0)
-    terms_1 = bg.split_left(chosen(odd, s_R, s_E, 0) * own_reads)
-    terms_2 = (gl.where(m_left % 2 == 1, columns(s_R, 1), columns(s_E, 1)),)
-    grad_1, grad_2 = pairs_at_level(terms_1, terms_2, s_pairs, s_meets.index(0).load(bg.RIGHT))
-    d_r, d_k = bg.add_by_role(d_r, d_k, odd, grad_1 * own_reads)
-    d_a, d_b = bg.add_by_role(d_a, d_b, odd, grad_2)
-    for level in range(1, BLOCK_LEVELS):
-        reads = ((m >> level) & 1) != 0
-        weight = exp(mma_v2(b_w, s_between.index(level).permute([1, 0]).load(bg.RIGHT), gl.zeros_like(own)))
-        weight_1 = gl.where(reads, weight * own, weight)
-        x_1, x_2 = chosen(reads, s_R, s_E, 0) * weight_1, chosen(reads, s_R, s_E, 1) * weight
-        meets = s_meets.index(level).load(bg.RIGHT)
-        grad_1, grad_2 = pairs_at_level(bg.split_left(x_1), bg.split_left(x_2), s_pairs, meets)
-        b_dw += bg.sums_along(grad_1 * x_1 + grad_2 * x_2, s_between.index(level).load(bg.RIGHT), False)
-        d_r, d_k = bg.add_by_role(d_r, d_k, reads, grad_1 * weight_1)
-        d_a, d_b = bg.add_by_role(d_a, d_b, reads, grad_2 * weight)
-    b_r, b_k, b_b = columns(s_R, 0), columns(s_E, 0), columns(s_E, 1)
-    b_dw += from_operand(b_r) * d_r
+    own = exp(bg.in_band(b_w))
+    reads, keys, b_dw = bg.add_dyadic_pairs((d_r, d_a), (d_k, d_b), b_dw, s_R, s_E, b_w, own, s_P, SMALL, s_masks)
+    d_r, d_a = reads
+    d_k, d_b = keys
+    b_r, b_k, b_b = bg.columns(s_R, 0), bg.columns(s_E, 0), bg.columns(s_E, 1)
+    b_dw += bg.in_band(b_r) * d_r
     # r and its own token's keys.
     own_token = gl.where(i == t, -1, 0).to(gl.int16)
-    d_r = add_product(add_product(d_r, (b_k,), s_P, 0, 0, own_token), (b_b,), s_P, 0, 1, own_token)
-    d_k = add_product(d_k, (b_r,), s_P, 0, 0, own_token)
-    d_b = add_product(d_b, (b_r,), s_P, 0, 1, own_token)
+    d_r = bg.add_product(bg.add_product(d_r, (b_k,), s_P, 0, 0, own_token), (b_b,), s_P, 0, 1, own_token)
+    d_k = bg.add_product(d_k, (b_r,), s_P, 0, 0, own_token)
+    d_b = bg.add_product(d_b, (b_r,), s_P, 0, 1, own_token)
     return beside(d_r, d_a), beside(d_k, d_b), b_dw
 
 
@@ -243,8 +174,7 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     of_r = unit_do
     if not MILD:
         of_r *= scale
-        s_masks = bg.allocate_level_masks()
-        bg.store_level_masks(s_masks)
+        s_masks = bg.store_level_masks()
     b_P *= gl.where(p_i < 16, of_r, unit_y) * gl.where(p_j < 16, unit_v, unit_v2)
     s_P = bg.allocate_pair(32, 32, bg.SWIZZLED_32)
     bg.store_pair(s_P, gl.where(visible, b_P, 0.0))
@@ -276,7 +206,7 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     read, key = exp(read) * gl.where(m_j < 16, scale, 1.0), beside(key, key)
     b_R, b_E = s_R.permute([1, 0]).load(bg.LEFT), s_E.permute([1, 0]).load(bg.LEFT)
     unit_k = s_k_unit.load(gl.SliceLayout(0, bg.BAND))[None, :]
-    K_high, K_low = halves(sides(from_operand(b_E))[0] * inverse(unit_k) * to_end)
+    K_high, K_low = halves(sides(bg.in_band(b_E))[0] * inverse(unit_k) * to_end)
     s_K_high, s_K_low = bg.allocate_pair(64, 16, bg.SWIZZLED_16, gl.float16)
     s_K_high.store(K_high)
     s_K_low.store(K_low)
