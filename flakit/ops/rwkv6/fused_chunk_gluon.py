@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from ..common import bands_gluon as bg
 from ..common.bands_gluon import options
-from ..common.bands_triton import CHANNELS, CHUNK, LEVELS, power_of_two
+from ..common.bands_triton import CHANNELS, CHUNK, power_of_two
 from ..common.blocks_triton import clamped_decay, exp
 from ..common.positions_triton import locate_program
 
@@ -35,12 +35,6 @@ GROUP_TOKENS = tl.constexpr(CHANNELS)
 STATE_SIZE = tl.constexpr(CHANNELS * CHANNELS)
 STAGES = tl.constexpr(3)
 """Chunks in the software pipeline of `forward_kernel`: their rows are in shared memory or being copied there."""
-
-
-@gluon.jit
-def columns(s_x):
-    """Load rows [16, 64] from shared memory, transposed, as float32 [64, 16]."""
-    return gl.convert_layout(s_x.permute([1, 0]).load(bg.LEFT), bg.BAND).to(gl.float32)
 
 
 @gluon.jit
@@ -213,7 +207,7 @@ def chain_kernel(
             b_w = clamped_decay(s_w.slice(m, 16).permute([1, 0]).load(bg.LEFT))
             read = exp(mma_v2(b_w, bg.mask(t < j), zero)) * scale
             total = exp(gl.max(mma_v2(b_w, bg.mask(t + j >= 0), zero), 1))  # all columns are equal
-            q_h, q_l = bg.split_left(columns(s_r.slice(m, 16)) * read)
+            q_h, q_l = bg.split_left(bg.columns(s_r.slice(m, 16)) * read)
             do_rows = s_do.slice(m, 16).load(bg.RIGHT)
             b_D = mma_v2(q_h, do_rows, mma_v2(q_l, do_rows, b_D * total[:, None]))
         # Also a barrier: D and the next group's rows are complete, and no warp still reads this group's.
@@ -249,9 +243,7 @@ def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H
 
 
 @gluon.jit
-def walk_chunk(
-    b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, LEVELS: gl.constexpr, MILD: gl.constexpr
-):
+def walk_chunk(b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, MILD: gl.constexpr):
     """Compute all gradients of the chunk in buffers n; store dr, dw, dk and dv in `s_results`, [16, 64] each.
 
     b_D e^{passing}: D leaving this chunk; b_D [64 (k), 64 (v)], passing [64 (k)]. unit: the unit of its S. b_u: scale
@@ -271,7 +263,6 @@ def walk_chunk(
     p_i, p_j = bg.tile_indices(16, 16, bg.COLUMNS)
     if not MILD:
         b_P *= scale
-        s_masks = bg.store_level_masks()
     bg.store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
 
     # In bands of channels of k: what needs no other warp.
@@ -295,8 +286,8 @@ def walk_chunk(
     D_high, D_low = bg.store_pair(s_D, b_D)
     b_v = s_v.permute([1, 0]).load(bg.RIGHT)
     y = mma_v2(gl.convert_layout(D_high, bg.LEFT), b_v, mma_v2(gl.convert_layout(D_low, bg.LEFT), b_v, zero))
-    q_high, q_low = bg.split(columns(s_r) * read)
-    k_high, k_low = bg.store_pair(s_keys, columns(s_k) * key)
+    q_high, q_low = bg.split(bg.columns(s_r) * read)
+    k_high, k_low = bg.store_pair(s_keys, bg.columns(s_k) * key)
     b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, bg.mask(t < j), False)
 
     # In bands of channels of v. The loads below come after a barrier, so that D, k* and P are complete.
@@ -332,11 +323,11 @@ def walk_chunk(
         b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, bg.mask(t > j), False)
         b_dw += (b_SD * total)[:, None]
         b_dr, b_dk = x * read, y * key
-        reads, keys, b_dw = bg.add_dyadic_pairs((b_dr,), (b_dk,), b_dw, s_r, s_k, b_w, 1.0, s_P, bg.SQUARE, s_masks)
+        reads, keys, b_dw = bg.add_dyadic_pairs((b_dr,), (b_dk,), b_dw, s_r, s_k, b_w, 1.0, s_P, bg.SQUARE)
         b_dr, b_dk = reads[0], keys[0]
     b_dw = gl.where((m == 0) & (unit < 2.0**-118), 0.0, b_dw)  # as `is_zero`
     s_results[1].permute([1, 0]).store(bg.to_bfloat16(b_dw))
-    b_r, b_k = columns(s_r), columns(s_k)
+    b_r, b_k = bg.columns(s_r), bg.columns(s_k)
     b_own = s_own.load(gl.SliceLayout(0, bg.BAND))[None, :]
     s_results[2].permute([1, 0]).store(bg.to_bfloat16(b_dk + b_own * b_u[:, None] * b_r))
     s_results[0].permute([1, 0]).store(bg.to_bfloat16(b_dr + b_own * b_u[:, None] * b_k))
@@ -347,7 +338,7 @@ def walk_chunk(
 def grads_kernel(
     r, w, k, v, u, do, states, units, scores, mild, D, ends, d_units, dr, dw, dk, dv, scale,
     T, sequence_of_group, groups_before, cu_seqlens, chunks_before, L,
-    H: gl.constexpr, LEVELS: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
+    H: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of a group of L chunks of a head, from its last chunk to its first. In registers: D, du.
 
@@ -398,9 +389,9 @@ def grads_kernel(
     for n in range(0, count):
         state = b_D, passing, b_du, unit, b_u
         if is_mild > 0:
-            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, LEVELS, True)
+            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, True)
         else:
-            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, LEVELS, False)
+            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, False)
         # Also a barrier: results and the next chunk's rows are complete, and no warp still reads this chunk's.
         async_copy.wait_group(0)
         t, o = bg.row_offsets(C, H * 64)
@@ -446,6 +437,6 @@ def gradients(plan, inputs, do, saved, grads, last, first, scale):
     grads_kernel[(shape[0] * plan.H,)](
         *inputs, do, *saved, *stored, *grads, scale,
         T, groups, groups_before, offsets, chunks_before, GROUP,
-        LEVELS=LEVELS, **flags, **options("rwkv6.fused.grads", plan.H),
+        **flags, **options("rwkv6.fused.grads", plan.H),
     )  # fmt: skip
     return d_units.sum(0)

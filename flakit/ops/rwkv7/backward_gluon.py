@@ -60,6 +60,12 @@ def sides(x):
 
 
 @gluon.jit
+def from_operand(x):
+    """Convert a left operand to float32 in layout BAND."""
+    return gl.convert_layout(x, bg.BAND, assert_trivial=True).to(gl.float32)
+
+
+@gluon.jit
 def beside(x, y):
     """Return x and y [N, M] side by side, [N, 2 M], in layout BAND."""
     both = gl.reshape(gl.permute(gl.join(x, y), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
@@ -78,8 +84,8 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
     x_reads, x_keys [64, 32]: the terms of S and D in the gradients of R and E, before multiplication by these factors
     s_P: P [32, 32] in shared memory, split
     """
-    R_high, R_low = bg.split(bg.in_band(b_R) * read)
-    E_high, E_low = bg.split(bg.in_band(b_E) * key)
+    R_high, R_low = bg.split(from_operand(b_R) * read)
+    E_high, E_low = bg.split(from_operand(b_E) * key)
     R_h, R_l = gl.convert_layout(R_high, bg.LEFT), gl.convert_layout(R_low, bg.LEFT)
     P_high, P_low = bg.load_pair(s_P)
     d_keys = bg.full_product(gl.zeros([64, 32], gl.float32, bg.BAND), R_h, R_l, P_high, P_low)
@@ -98,27 +104,28 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
 
 
 @gluon.jit
-def dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P, s_masks):
+def dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P):
     """Return the results of `mild_pairs` for any decay: by dyadic levels, without subtractions.
 
     s_R, s_E [32, 64]: in shared memory, r above a, k above b. b_w [64, 16]: log decays, a left operand
     read, key [64, 32]: the decay factors from the chunk's beginning to each read, and from each key to its end
-    s_P: P [32, 32], split, with the scale of r. s_masks: as `store_level_masks` returns them. Others as in `mild_pairs`
+    s_P: P [32, 32], split, with the scale of r. Others as in `mild_pairs`
     """
     d_r, d_a = sides(x_reads * read)
     d_k, d_b = sides(x_keys * key)
     i, t = bg.tile_indices(16, 16, bg.RIGHT)
-    of_reads = bg.in_band(bg.columns(s_R, 0)) * d_r + bg.in_band(bg.columns(s_R, 1)) * d_a
-    of_keys = bg.in_band(bg.columns(s_E, 0)) * d_k + bg.in_band(bg.columns(s_E, 1)) * d_b
+    of_reads = bg.columns(s_R, 0) * d_r + bg.columns(s_R, 1) * d_a
+    of_keys = bg.columns(s_E, 0) * d_k + bg.columns(s_E, 1) * d_b
     b_dw = bg.sums_along(of_reads, bg.mask(i > t), False) + bg.sums_along(of_keys, bg.mask(i < t), False)
     # r reads after its own token's decay, a before it.
-    own = exp(bg.in_band(b_w))
-    reads, keys, b_dw = bg.add_dyadic_pairs((d_r, d_a), (d_k, d_b), b_dw, s_R, s_E, b_w, own, s_P, SMALL, s_masks)
+    own = exp(from_operand(b_w))
+    reads, keys, b_dw = bg.add_dyadic_pairs((d_r, d_a), (d_k, d_b), b_dw, s_R, s_E, b_w, own, s_P, SMALL)
     d_r, d_a = reads
     d_k, d_b = keys
-    b_r, b_k, b_b = bg.columns(s_R, 0), bg.columns(s_E, 0), bg.columns(s_E, 1)
-    b_dw += bg.in_band(b_r) * d_r
+    b_dw += bg.columns(s_R, 0) * d_r
     # r and its own token's keys.
+    b_r = s_R.slice(0, 16).permute([1, 0]).load(bg.LEFT)
+    b_k, b_b = s_E.slice(0, 16).permute([1, 0]).load(bg.LEFT), s_E.slice(16, 16).permute([1, 0]).load(bg.LEFT)
     own_token = gl.where(i == t, -1, 0).to(gl.int16)
     d_r = bg.add_product(bg.add_product(d_r, (b_k,), s_P, 0, 0, own_token), (b_b,), s_P, 0, 1, own_token)
     d_k = bg.add_product(d_k, (b_r,), s_P, 0, 0, own_token)
@@ -174,7 +181,6 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     of_r = unit_do
     if not MILD:
         of_r *= scale
-        s_masks = bg.store_level_masks()
     b_P *= gl.where(p_i < 16, of_r, unit_y) * gl.where(p_j < 16, unit_v, unit_v2)
     s_P = bg.allocate_pair(32, 32, bg.SWIZZLED_32)
     bg.store_pair(s_P, gl.where(visible, b_P, 0.0))
@@ -206,7 +212,7 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     read, key = exp(read) * gl.where(m_j < 16, scale, 1.0), beside(key, key)
     b_R, b_E = s_R.permute([1, 0]).load(bg.LEFT), s_E.permute([1, 0]).load(bg.LEFT)
     unit_k = s_k_unit.load(gl.SliceLayout(0, bg.BAND))[None, :]
-    K_high, K_low = halves(sides(bg.in_band(b_E))[0] * inverse(unit_k) * to_end)
+    K_high, K_low = halves(sides(from_operand(b_E))[0] * inverse(unit_k) * to_end)
     s_K_high, s_K_low = bg.allocate_pair(64, 16, bg.SWIZZLED_16, gl.float16)
     s_K_high.store(K_high)
     s_K_low.store(K_low)
@@ -237,7 +243,7 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     if MILD:
         d_reads, d_keys, b_dw = mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P)
     else:
-        d_reads, d_keys, b_dw = dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P, s_masks)
+        d_reads, d_keys, b_dw = dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P)
     # sum_v S D, per channel of k, is the diagonal of S D^T; each band computes its own block [16, 16] of it.
     S_k = s_S.permute([1, 0]).reshape([4, 16, 64]).load(BATCH_LEFT)
     D_k = s_D.permute([1, 0]).reshape([4, 16, 64]).permute([0, 2, 1]).load(BATCH_RIGHT)
