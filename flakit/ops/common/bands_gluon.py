@@ -261,8 +261,8 @@ def selected(mask, x):
 
 @gluon.jit
 def add_product(acc, x, s_P, i: gl.constexpr, j: gl.constexpr, mask):
-    """Return acc + x @ P_ij. x [64, 16]: a left operand in one or two terms; P_ij: the elements that `mask` selects in a
-    block [16, 16] of P, which is in shared memory, split."""
+    """Return acc + x @ P_ij. x [64, 16]: a left operand in one or two terms; P_ij: what `mask` selects of a block
+    [16, 16] of P, which is in shared memory, split."""
     s_high, s_low = s_P
     P_high = selected(mask, s_high.slice(16 * i, 16).slice(16 * j, 16, 1).load(RIGHT))
     P_low = selected(mask, s_low.slice(16 * i, 16).slice(16 * j, 16, 1).load(RIGHT))
