@@ -1,4 +1,5 @@
-"""Shared code of kernels in Gluon, Triton's language of explicit layouts: decorator, layouts, split bfloat16 operands.
+"""Shared code of kernels in Gluon, Triton's language of explicit layouts: decorator, layouts, split bfloat16 operands,
+the pairs of tokens in a chunk.
 
 Tiles lie in bands of 16 channels, one for each warp, as in `bands_triton`.
 """
