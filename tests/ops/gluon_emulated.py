@@ -41,6 +41,7 @@ _ASSEMBLY = {
     "cvt.rn.bf16x2.f32 $0, $2, $1;": Tensor.bfloat16,
     "cvt.rn.f16x2.f32 $0, $2, $1;": Tensor.half,
     "max.NaN.bf16x2 $0, $1, $2;": torch.maximum,
+    "and.b32 $0, $1, $2;": lambda mask, x: (mask & x.view(torch.int16)).view(torch.bfloat16),
 }
 """What the inline assembly of kernels computes, element by element."""
 

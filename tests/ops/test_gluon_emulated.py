@@ -141,6 +141,22 @@ def test_formats_and_nan():
 
 
 @gluon.jit
+def mask_kernel(x, out):
+    i = gl.arange(0, N, LINE)
+    mask = gl.where(i % 3 == 0, -1, 0).to(gl.int16)
+    b_x = gl.load(x + i)
+    b_x = gl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [mask, b_x], gl.bfloat16, True, 2)
+    gl.store(out + i, b_x)
+
+
+def test_bits_of_a_mask():
+    x, out = random(16, dtype=torch.bfloat16), torch.empty(16, dtype=torch.bfloat16)
+    x[1:3] = torch.tensor([float("nan"), float("inf")])
+    launch(mask_kernel, (1,), x, out)
+    assert_close(out, torch.where(torch.arange(16) % 3 == 0, x, 0), rtol=0, atol=0)
+
+
+@gluon.jit
 def pointer_kernel(x, y, out):
     i = gl.arange(0, N, LINE)
     from_y = y.to(gl.pointer_type(gl.int16), bitcast=True)

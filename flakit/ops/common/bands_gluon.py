@@ -1,4 +1,5 @@
-"""Shared code of kernels in Gluon, Triton's language of explicit layouts: decorator, layouts, split bfloat16 operands.
+"""Shared code of kernels in Gluon, Triton's language of explicit layouts: decorator, layouts, split bfloat16 operands,
+the pairs of tokens in a chunk.
 
 Tiles lie in bands of 16 channels, one for each warp, as in `bands_triton`.
 """
@@ -9,8 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from .blocks_triton import LENGTHS
+from .blocks_triton import LENGTHS, exp
 from .kernel_triton import Kernel, Translated
+from .pairs_triton import BLOCK_LEVELS
 
 
 class _Source(Translated, GluonASTSource):
@@ -202,11 +204,10 @@ def copy_rows(buffers, tensors, o, there):
 
 @gluon.jit
 def sums_along(x, ones, ALL_BITS: gl.constexpr):
-    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: a mask of the columns to add.
+    """Return x @ ones in float32, sums of columns of float32 x [64, 16]. ones [16, *]: 1 in the columns to add, else 0.
 
     Products take x as two bfloat16 terms, 16 bits of its mantissa; with ALL_BITS as three, all 24 bits.
     """
-    ones = mask(ones)
     high, rest = truncated(x)
     acc = gl.zeros([x.shape[0], ones.shape[1]], gl.float32, BAND)
     acc = mma_v2(gl.convert_layout(high, LEFT), ones, acc)
@@ -214,3 +215,86 @@ def sums_along(x, ones, ALL_BITS: gl.constexpr):
         high, rest = truncated(rest)
         acc = mma_v2(gl.convert_layout(high, LEFT), ones, acc)
     return mma_v2(gl.convert_layout(to_bfloat16(rest), LEFT), ones, acc)
+
+
+# --- pairs of tokens in a chunk, by dyadic levels (`common.decay`) ---------------------------------------------------
+
+
+@gluon.jit
+def level_masks():
+    """Store two masks [4, 16, 16] of tokens i (rows) and t, one for each dyadic level, in shared memory: an element
+    takes several instructions to compute, loading a mask one. Return where they are.
+
+    between: one where t lies between i and the boundary of the halves of i's block, not i itself, else zero
+    meets: all bits set where i and t lie in opposite halves of one block, else zero
+    """
+    s_between = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_LEVELS, 16, 16], SWIZZLED_16)
+    s_meets = gl.allocate_shared_memory(gl.int16, [BLOCK_LEVELS, 16, 16], SWIZZLED_16)
+    i, t = tile_indices(16, 16, SQUARE)
+    for level in gl.static_range(BLOCK_LEVELS):
+        is_read, first = (i & (1 << level)) != 0, i & -(1 << level)
+        begin, end = gl.where(is_read, first, i + 1), gl.where(is_read, i, first + (1 << level))
+        s_between.index(level).store(mask((t >= begin) & (t < end)))
+        s_meets.index(level).store(gl.where(((t ^ i) >> level) == 1, -1, 0).to(gl.int16))
+    return s_between, s_meets
+
+
+@gluon.jit
+def columns(s_x, n: gl.constexpr = 0):
+    """Load rows 16 n to 16 n + 15 of s_x [*, 64] from shared memory, transposed, as float32 [64, 16]."""
+    return gl.convert_layout(s_x.slice(16 * n, 16).permute([1, 0]).load(LEFT), BAND, assert_trivial=True).to(gl.float32)
+
+
+@gluon.jit
+def selected(mask, x):
+    """Return bfloat16 x where all bits of int16 `mask` are set, else zero, two numbers per instruction."""
+    return gl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [mask, x], gl.bfloat16, True, 2)
+
+
+@gluon.jit
+def add_product(acc, x, s_P, i: gl.constexpr, j: gl.constexpr, mask):
+    """Return acc + x @ P_ij. x [64, 16]: a left operand in one or two terms; P_ij: what `mask` selects of a block
+    [16, 16] of P, which is in shared memory, split."""
+    s_high, s_low = s_P
+    P_high = selected(mask, s_high.slice(16 * i, 16).slice(16 * j, 16, 1).load(RIGHT))
+    P_low = selected(mask, s_low.slice(16 * i, 16).slice(16 * j, 16, 1).load(RIGHT))
+    if len(x) == 2:
+        acc = mma_v2(x[1], P_high, acc)
+    return mma_v2(x[0], P_high, mma_v2(x[0], P_low, acc))
+
+
+@gluon.jit
+def add_dyadic_pairs(d_reads, d_keys, b_dw, s_reads, s_keys, b_w, own, s_P, LAYOUT: gl.constexpr):
+    """Return the gradients of reads and keys, tuples of N tiles [64, 16], and dw, plus the terms of pairs of tokens.
+
+    s_reads, s_keys [16 N, 64]: rows in shared memory. b_w [64, 16]: log decays, a left operand. own [64, 16]: a further
+    factor of the first of the N reads. s_P [16 N, 16 N]: gradients of the scores, split; LAYOUT: to add its transpose.
+    """
+    N: gl.constexpr = len(d_reads)
+    s_between, s_meets = level_masks()
+    s_high, s_low = s_P
+    s_pairs = allocate_pair(16 * N, 16 * N, SWIZZLED_16 if N == 1 else SWIZZLED_32)
+    s_pairs[0].store(s_high.load(LAYOUT) + s_high.permute([1, 0]).load(LAYOUT))
+    s_pairs[1].store(s_low.load(LAYOUT) + s_low.permute([1, 0]).load(LAYOUT))
+    tl.debug_barrier()  # in the loop, where the compiler would insert it, it would be one a level
+    m, zero = gl.arange(0, 16, gl.SliceLayout(0, BAND))[None, :], gl.zeros([64, 16], gl.float32, BAND)
+    for level in range(BLOCK_LEVELS):
+        reads = ((m >> level) & 1) != 0
+        weight = exp(mma_v2(b_w, s_between.index(level).permute([1, 0]).load(RIGHT), zero))
+        weights = (gl.where(reads, weight * own, weight), weight)
+        x, x_terms = (), ()
+        for n in gl.static_range(N):
+            x += (gl.where(reads, columns(s_reads, n), columns(s_keys, n)) * weights[n],)
+            x_terms += (split_left(x[n]),)
+        meets, of_decay, d_r, d_k = s_meets.index(level).load(RIGHT), zero, (), ()
+        for j in gl.static_range(N):
+            grad = zero
+            for i in gl.static_range(N):
+                grad = add_product(grad, x_terms[i], s_pairs, i, j, meets)
+            of_decay += grad * x[j]
+            grad *= weights[j]
+            d_r += (d_reads[j] + gl.where(reads, grad, 0.0),)
+            d_k += (d_keys[j] + gl.where(reads, 0.0, grad),)
+        d_reads, d_keys = d_r, d_k
+        b_dw += sums_along(of_decay, s_between.index(level).load(RIGHT), False)
+    return d_reads, d_keys, b_dw

@@ -37,12 +37,6 @@ STAGES = tl.constexpr(3)
 
 
 @gluon.jit
-def columns(s_x):
-    """Load rows [16, 64] from shared memory, transposed, as float32 [64, 16]."""
-    return gl.convert_layout(s_x.permute([1, 0]).load(bg.LEFT), bg.BAND).to(gl.float32)
-
-
-@gluon.jit
 def stage(buffers, n):
     """Return buffer n of each tensor. buffers: as `allocate_rows` with STAGES returns them."""
     return [x.index(n) for x in buffers]
@@ -212,7 +206,7 @@ def chain_kernel(
             b_w = clamped_decay(s_w.slice(m, 16).permute([1, 0]).load(bg.LEFT))
             read = exp(mma_v2(b_w, bg.mask(t < j), zero)) * scale
             total = exp(gl.max(mma_v2(b_w, bg.mask(t + j >= 0), zero), 1))  # all columns are equal
-            q_h, q_l = bg.split_left(columns(s_r.slice(m, 16)) * read)
+            q_h, q_l = bg.split_left(bg.columns(s_r.slice(m, 16)) * read)
             do_rows = s_do.slice(m, 16).load(bg.RIGHT)
             b_D = mma_v2(q_h, do_rows, mma_v2(q_l, do_rows, b_D * total[:, None]))
         # Also a barrier: D and the next group's rows are complete, and no warp still reads this group's.
@@ -248,39 +242,7 @@ def fetch_all(buffers, n, tensors, states, units, scores, mild, base, i, rows, H
 
 
 @gluon.jit
-def add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS: gl.constexpr):
-    """Return dr, dk and dw, [64, 16] each, plus the terms of the pairs of tokens inside the chunk, level by level.
-
-    s_r, s_k [16, 64], s_P [16, 16]: in shared memory, P split. b_w [64, 16]: log decays, a left operand.
-    """
-    t, i = bg.tile_indices(16, 16, bg.RIGHT)
-    i_m = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
-    zero = gl.zeros([64, 16], gl.float32, bg.BAND)
-    for level in range(LEVELS):
-        size = 1 << level
-        reads = (i_m & size) != 0
-        first, last = i & -size, t & -size
-        between = gl.where((i & size) != 0, (t >= first) & (t < i), (t > i) & (t < first + size))
-        transposed = gl.where((t & size) != 0, (i >= last) & (i < t), (i > t) & (i < last + size))
-        weight = exp(mma_v2(b_w, bg.mask(between), zero)) * gl.where(reads, scale, 1.0)
-        b_x = gl.where(reads, columns(s_r), columns(s_k)) * weight
-        high, low = bg.split_left(b_x)
-        meets = bg.mask(((t ^ i) >> level) == 1)
-        P_high, P_low = bg.load_pair(s_P)
-        P_h, P_l = bg.load_pair_transposed(s_P)
-        P_high, P_low = (P_high + P_h) * meets, (P_low + P_l) * meets
-        grad = mma_v2(low, P_high, mma_v2(high, P_low, mma_v2(high, P_high, zero)))
-        b_dw += bg.sums_along(grad * b_x, transposed, False)
-        grad *= weight
-        b_dr += gl.where(reads, grad, 0.0)
-        b_dk += gl.where(reads, 0.0, grad)
-    return b_dr, b_dk, b_dw
-
-
-@gluon.jit
-def walk_chunk(
-    b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, LEVELS: gl.constexpr, MILD: gl.constexpr
-):
+def walk_chunk(b_D, passing, b_du, unit, b_u, buffers, work, s_results, scale, n, MILD: gl.constexpr):
     """Compute all gradients of the chunk in buffers n; store dr, dw, dk and dv in `s_results`, [16, 64] each.
 
     b_D e^{passing}: D leaving this chunk; b_D [64 (k), 64 (v)], passing [64 (k)]. unit: the unit of its S. b_u: scale
@@ -298,6 +260,8 @@ def walk_chunk(
     do_rows = s_do.load(bg.COLUMNS_LEFT)
     b_P = mma_v2(do_rows, s_v.permute([1, 0]).load(bg.COLUMNS_RIGHT), b_P)
     p_i, p_j = bg.tile_indices(16, 16, bg.COLUMNS)
+    if not MILD:
+        b_P *= scale
     bg.store_pair(s_P, gl.where(p_i > p_j, b_P, 0.0))
 
     # In bands of channels of k: what needs no other warp.
@@ -321,9 +285,9 @@ def walk_chunk(
     D_high, D_low = bg.store_pair(s_D, b_D)
     b_v = s_v.permute([1, 0]).load(bg.RIGHT)
     y = mma_v2(gl.convert_layout(D_high, bg.LEFT), b_v, mma_v2(gl.convert_layout(D_low, bg.LEFT), b_v, zero))
-    q_high, q_low = bg.split(columns(s_r) * read)
-    k_high, k_low = bg.store_pair(s_keys, columns(s_k) * key)
-    b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, t < j, False)
+    q_high, q_low = bg.split(bg.columns(s_r) * read)
+    k_high, k_low = bg.store_pair(s_keys, bg.columns(s_k) * key)
+    b_dw = bg.sums_along((k_high.to(gl.float32) + k_low.to(gl.float32)) * y, bg.mask(t < j), False)
 
     # In bands of channels of v. The loads below come after a barrier, so that D, k* and P are complete.
     s_D_high, s_D_low = s_D
@@ -351,17 +315,18 @@ def walk_chunk(
         P_high, P_low = bg.load_pair_transposed(s_P)
         x = bg.full_product(x, k_h, k_l, P_high, P_low)
         of_pairs = (k_high.to(gl.float32) + k_low.to(gl.float32)) * z
-        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, t > j, True)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x - of_pairs, bg.mask(t > j), True)
         b_dw += b_SD[:, None] - of_pairs
         b_dr, b_dk = x * read, (y + z) * key
     else:
-        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, t > j, False)
+        b_dw += bg.sums_along((q_high.to(gl.float32) + q_low.to(gl.float32)) * x, bg.mask(t > j), False)
         b_dw += (b_SD * total)[:, None]
         b_dr, b_dk = x * read, y * key
-        b_dr, b_dk, b_dw = add_dyadic_pairs(b_dr, b_dk, b_dw, s_r, s_k, b_w, s_P, scale, LEVELS)
+        reads, keys, b_dw = bg.add_dyadic_pairs((b_dr,), (b_dk,), b_dw, s_r, s_k, b_w, 1.0, s_P, bg.SQUARE)
+        b_dr, b_dk = reads[0], keys[0]
     b_dw = gl.where((m == 0) & (unit < 2.0**-118), 0.0, b_dw)  # as `is_zero`
     s_results[1].permute([1, 0]).store(bg.to_bfloat16(b_dw))
-    b_r, b_k = columns(s_r), columns(s_k)
+    b_r, b_k = bg.columns(s_r), bg.columns(s_k)
     b_own = s_own.load(gl.SliceLayout(0, bg.BAND))[None, :]
     s_results[2].permute([1, 0]).store(bg.to_bfloat16(b_dk + b_own * b_u[:, None] * b_r))
     s_results[0].permute([1, 0]).store(bg.to_bfloat16(b_dr + b_own * b_u[:, None] * b_k))
@@ -372,7 +337,7 @@ def walk_chunk(
 def grads_kernel(
     r, w, k, v, u, do, states, units, scores, mild, D, ends, d_units, dr, dw, dk, dv, scale,
     T, sequence_of_group, groups_before, cu_seqlens, chunks_before, L,
-    H: gl.constexpr, LEVELS: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
+    H: gl.constexpr, HAS_LAST: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of a group of L chunks of a head, from its last chunk to its first. In registers: D, du.
 
@@ -423,9 +388,9 @@ def grads_kernel(
     for n in range(0, count):
         state = b_D, passing, b_du, unit, b_u
         if is_mild > 0:
-            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, LEVELS, True)
+            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, True)
         else:
-            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, LEVELS, False)
+            b_D, passing, b_du = walk_chunk(*state, buffers, work, s_results, scale, n % 2, False)
         # Also a barrier: results and the next chunk's rows are complete, and no warp still reads this chunk's.
         async_copy.wait_group(0)
         t, o = bg.row_offsets(C, H * 64)

@@ -31,7 +31,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from ..common import bands_gluon as bg
 from ..common.bands_triton import CHUNK
 from ..common.blocks_triton import exp
-from ..common.pairs_triton import BLOCK_LEVELS
 from ..common.positions_triton import locate_program
 from .chain_gluon import A_SIZE, D_SIZE, UNITS_SIZE, Y_SIZE, C, chain_kernel, inverse, pointers_of_D, unit_of
 
@@ -95,75 +94,43 @@ def mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P):
     of_keys = of_k + of_b
     by_k, by_b = sides(keys * x_keys)
     i, t = bg.tile_indices(16, 16, bg.RIGHT)
-    b_dw = bg.sums_along(by_k + by_b, i < t, False)
+    b_dw = bg.sums_along(by_k + by_b, bg.mask(i < t), False)
     P_high, P_low = bg.load_pair_transposed(s_P)
     E_h, E_l = gl.convert_layout(E_high, bg.LEFT), gl.convert_layout(E_low, bg.LEFT)
     d_reads = bg.full_product(x_reads, E_h, E_l, P_high, P_low)
     of_r, of_a = sides((R_high.to(gl.float32) + R_low.to(gl.float32)) * d_reads)
-    b_dw += bg.sums_along(of_r + of_a - of_keys, i >= t, True)
+    b_dw += bg.sums_along(of_r + of_a - of_keys, bg.mask(i >= t), True)
     return d_reads * read, (d_keys + x_keys) * key, b_dw - of_a  # a excludes its own token's decay
 
 
 @gluon.jit
-def between(t, i, SIZE: gl.constexpr):
-    """Return whether token t lies between token i and the boundary of the halves, of SIZE tokens each, of i's block."""
-    is_read, first = (i & SIZE) != 0, i & -SIZE
-    return (t >= gl.where(is_read, first, i + 1)) & (t < gl.where(is_read, i, first + SIZE))
-
-
-@gluon.jit
-def dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale):
+def dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P):
     """Return the results of `mild_pairs` for any decay: by dyadic levels, without subtractions.
 
-    b_w [64, 16]: log decays, a left operand. read, key [64, 32]: the decay factors from the chunk's beginning to each
-    read, and from each key to its end. Other arguments as in `mild_pairs`.
+    s_R, s_E [32, 64]: in shared memory, r above a, k above b. b_w [64, 16]: log decays, a left operand
+    read, key [64, 32]: the decay factors from the chunk's beginning to each read, and from each key to its end
+    s_P: P [32, 32], split, with the scale of r. Others as in `mild_pairs`
     """
-    s_high, s_low = s_P
-    j = gl.arange(0, 32, gl.SliceLayout(0, bg.BAND))[None, :]
-    j_16 = gl.arange(0, 16, gl.SliceLayout(0, bg.BAND))[None, :]
-    j_left = gl.arange(0, 32, gl.SliceLayout(0, bg.LEFT))[None, :]
-    # P of the pairs that meet at each level, read keys and key reads.
-    row, column = bg.tile_indices(32, 32, SMALL)
-    s_met_high, s_met_low = bg.allocate_pair(BLOCK_LEVELS * 32, 32, bg.SWIZZLED_32)
-    P_high = s_high.load(SMALL) + s_high.permute([1, 0]).load(SMALL)
-    P_low = s_low.load(SMALL) + s_low.permute([1, 0]).load(SMALL)
-    for level in gl.static_range(BLOCK_LEVELS):
-        meet = ((row ^ column) & 15) >> level == 1
-        s_met_high.slice(32 * level, 32).store(gl.where(meet, P_high, 0.0))
-        s_met_low.slice(32 * level, 32).store(gl.where(meet, P_low, 0.0))
+    d_r, d_a = sides(x_reads * read)
+    d_k, d_b = sides(x_keys * key)
     i, t = bg.tile_indices(16, 16, bg.RIGHT)
-    d_reads, d_keys = x_reads * read, x_keys * key
-    of_r, of_a = sides(from_operand(b_R) * d_reads)
-    of_k, of_b = sides(from_operand(b_E) * d_keys)
-    b_dw = bg.sums_along(of_r + of_a, i > t, False) + bg.sums_along(of_k + of_b, i < t, False)
+    of_reads = bg.columns(s_R, 0) * d_r + bg.columns(s_R, 1) * d_a
+    of_keys = bg.columns(s_E, 0) * d_k + bg.columns(s_E, 1) * d_b
+    b_dw = bg.sums_along(of_reads, bg.mask(i > t), False) + bg.sums_along(of_keys, bg.mask(i < t), False)
     # r reads after its own token's decay, a before it.
-    own = exp(gl.convert_layout(b_w, bg.BAND).to(gl.float32)) * scale
-    for level in gl.static_range(BLOCK_LEVELS):
-        x = from_operand(gl.where((j_left & (1 << level)) != 0, b_R, b_E))
-        weight = gl.full([64, 16], 1.0, gl.float32, bg.BAND)
-        if level > 0:
-            weight = exp(mma_v2(b_w, bg.mask(between(i, t, 1 << level)), gl.zeros_like(weight)))
-        weight = beside(gl.where((j_16 & (1 << level)) != 0, weight * own, weight), weight)
-        high, low = bg.split_left(x * weight)
-        P_high, P_low = bg.load_pair((s_met_high.slice(32 * level, 32), s_met_low.slice(32 * level, 32)))
-        grad = mma_v2(high, P_high, mma_v2(high, P_low, mma_v2(low, P_high, gl.zeros_like(x))))
-        grad *= weight
-        if level > 0:
-            left, right = sides(grad * x)
-            b_dw += bg.sums_along(left + right, between(t, i, 1 << level), False)
-        is_read = (j & (1 << level)) != 0
-        d_reads += gl.where(is_read, grad, 0.0)
-        d_keys += gl.where(is_read, 0.0, grad)
-    of_r, _ = sides(from_operand(b_R) * d_reads)
+    own = exp(from_operand(b_w))
+    reads, keys, b_dw = bg.add_dyadic_pairs((d_r, d_a), (d_k, d_b), b_dw, s_R, s_E, b_w, own, s_P, SMALL)
+    d_r, d_a = reads
+    d_k, d_b = keys
+    b_dw += bg.columns(s_R, 0) * d_r
     # r and its own token's keys.
-    row, column = bg.tile_indices(32, 32, bg.RIGHT)
-    is_own = row == column % 16
-    P_high, P_low = gl.where(is_own, s_high.load(bg.RIGHT), 0.0), gl.where(is_own, s_low.load(bg.RIGHT), 0.0)
-    d_keys += mma_v2(b_R, P_high, mma_v2(b_R, P_low, gl.zeros_like(d_keys))) * scale
-    is_own, s_high, s_low = column == row % 16, s_high.permute([1, 0]), s_low.permute([1, 0])
-    P_high, P_low = gl.where(is_own, s_high.load(bg.RIGHT), 0.0), gl.where(is_own, s_low.load(bg.RIGHT), 0.0)
-    d_reads += mma_v2(b_E, P_high, mma_v2(b_E, P_low, gl.zeros_like(d_reads))) * scale
-    return d_reads, d_keys, b_dw + of_r
+    b_r = s_R.slice(0, 16).permute([1, 0]).load(bg.LEFT)
+    b_k, b_b = s_E.slice(0, 16).permute([1, 0]).load(bg.LEFT), s_E.slice(16, 16).permute([1, 0]).load(bg.LEFT)
+    own_token = gl.where(i == t, -1, 0).to(gl.int16)
+    d_r = bg.add_product(bg.add_product(d_r, (b_k,), s_P, 0, 0, own_token), (b_b,), s_P, 0, 1, own_token)
+    d_k = bg.add_product(d_k, (b_r,), s_P, 0, 0, own_token)
+    d_b = bg.add_product(d_b, (b_r,), s_P, 0, 1, own_token)
+    return beside(d_r, d_a), beside(d_k, d_b), b_dw
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -211,7 +178,10 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     p_i, p_j = bg.tile_indices(32, 32, SMALL)
     ahead = p_i % 16 - p_j % 16
     visible = (ahead > 0) | ((ahead == 0) & (p_i < 16))
-    b_P *= gl.where(p_i < 16, unit_do, unit_y) * gl.where(p_j < 16, unit_v, unit_v2)
+    of_r = unit_do
+    if not MILD:
+        of_r *= scale
+    b_P *= gl.where(p_i < 16, of_r, unit_y) * gl.where(p_j < 16, unit_v, unit_v2)
     s_P = bg.allocate_pair(32, 32, bg.SWIZZLED_32)
     bg.store_pair(s_P, gl.where(visible, b_P, 0.0))
 
@@ -273,7 +243,7 @@ def compute(copied, loaded, grads, o, m, scale, MILD: gl.constexpr):
     if MILD:
         d_reads, d_keys, b_dw = mild_pairs(b_R, b_E, read, key, x_reads, x_keys, s_P)
     else:
-        d_reads, d_keys, b_dw = dyadic_pairs(b_R, b_E, b_w, read, key, x_reads, x_keys, s_P, scale)
+        d_reads, d_keys, b_dw = dyadic_pairs(s_R, s_E, b_w, read, key, x_reads, x_keys, s_P)
     # sum_v S D, per channel of k, is the diagonal of S D^T; each band computes its own block [16, 16] of it.
     S_k = s_S.permute([1, 0]).reshape([4, 16, 64]).load(BATCH_LEFT)
     D_k = s_D.permute([1, 0]).reshape([4, 16, 64]).permute([0, 2, 1]).load(BATCH_RIGHT)
