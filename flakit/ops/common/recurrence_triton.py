@@ -6,7 +6,8 @@ rows of the next turn load while a program computes with those of the current on
 
 The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
 CHECKPOINT tokens. The backward walks these tokens from there twice: first forward, writing the state before every turn
-to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
+to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers (GSA
+needs none of them).
 
 The layout of the scratch buffer decides which elements of a state a thread has. Exchanges between threads, by shuffles
 or through shared memory and its barriers, take longer than arithmetic. The key channels (in GSA the slots) are last,
