@@ -6,7 +6,8 @@ rows of the next turn load while a program computes with those of the current on
 
 The backward needs the states again and cannot divide by a decay to walk back, so the forward stores one every
 CHECKPOINT tokens. The backward walks these tokens from there twice: first forward, writing the state before every turn
-to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers.
+to a scratch buffer; then turn by turn in reverse, with the states within a turn in registers (GSA
+needs none of them).
 
 The layout of the scratch buffer decides which elements of a state a thread has. Exchanges between threads, by shuffles
 or through shared memory and its barriers, take longer than arithmetic. The key channels (in GSA the slots) are last,
@@ -44,20 +45,24 @@ ROWS = 64
 @triton.jit
 def load_turn(
     keys, values, start, t, length, i_h, o_k, m_k, o_v, m_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    U: tl.constexpr,
+    U: tl.constexpr, G: tl.constexpr = 1,
 ):  # fmt: skip
-    """Issue the loads of tokens t … t + U - 1 of a sequence. Return a tuple for each token: [1, BK] from each of `keys`
-    [rows, H, K], then [BV, 1] from each of `values` [rows, H, V]; zeros outside the sequence. start, length: its first
-    row, its tokens. o_k, m_k [BK], o_v, m_v [BV]: indices of channels, masks of those that exist."""
+    """Issue the loads of tokens t … t + U - 1 of a sequence, of G heads each. Return a tuple for each head and token:
+    [1, BK] from each of `keys` [rows, H G, K], then [BV, 1] from each of `values` [rows, H G, V]; zeros outside the
+    sequence. start, length: its first row, its tokens. o_k, m_k [BK], o_v, m_v [BV]: indices of channels, masks of
+    those that exist."""
     turn = ()
-    for n in tl.static_range(U):
-        row, within = (start + t + n) * H + i_h, (t + n >= 0) & (t + n < length)
-        rows = ()
-        for x in tl.static_range(len(keys)):
-            rows += (tl.load(keys[x] + row * K + o_k[None, :], mask=m_k[None, :] & within, other=0.0),)
-        for x in tl.static_range(len(values)):
-            rows += (tl.load(values[x] + row * V + o_v[:, None], mask=m_v[:, None] & within, other=0.0),)
-        turn += (rows,)
+    row = ((start + t) * H + i_h) * G
+    for i_g in tl.static_range(G):
+        for n in tl.static_range(U):
+            within = (t + n >= 0) & (t + n < length)
+            later, rows = n * H * G + i_g, ()  # a constant: distances from one address
+            for x in tl.static_range(len(keys)):
+                rows += (tl.load(keys[x] + row * K + o_k[None, :] + later * K, mask=m_k[None, :] & within, other=0.0),)
+            for x in tl.static_range(len(values)):
+                p = values[x] + row * V + o_v[:, None] + later * V
+                rows += (tl.load(p, mask=m_v[:, None] & within, other=0.0),)
+            turn += (rows,)
     return turn
 
 
@@ -130,6 +135,38 @@ def row_sums(x, ROWS: tl.constexpr = 4):
     C: tl.constexpr = D if D * ROWS < 32 else 32 // ROWS
     x = tl.sum(tl.reshape(x, [R // ROWS, ROWS, C, D // C]), 2)
     return _sum_between_threads(tl.permute(x, [0, 2, 1])[:, :, :, None])
+
+
+@triton.jit
+def sums_together(rows):
+    """Return the sum of all elements of each of up to 1024 rows of one shape, then 0 up to a power of two. They take
+    fewer exchanges than one by one."""
+    for _ in tl.static_range(len(rows)):
+        if len(rows) & (len(rows) - 1):
+            rows += (tl.zeros_like(rows[0]),)
+    COUNT: tl.constexpr = len(rows)
+    SIZE: tl.constexpr = rows[0].numel
+    sides = rows
+    for _ in tl.static_range(10):
+        pairs = ()
+        for n in tl.static_range(len(sides) // 2):
+            pairs += (tl.join(sides[n], sides[n + len(sides) // 2]),)
+        if len(sides) > 1:
+            sides = pairs
+    x = tl.reshape(sides[0], [SIZE, COUNT])
+    if SIZE > 32:  # more than the threads of a warp
+        x = tl.sum(tl.reshape(x, [32, SIZE // 32, COUNT]), 1)
+    totals = (_sum_between_threads(x[None, :, :, None]),)
+    for _ in tl.static_range(10):
+        if len(totals) < COUNT:
+            halves = ()
+            for n in tl.static_range(len(totals)):
+                if totals[n].numel > 2:
+                    halves += tl.split(tl.permute(tl.reshape(totals[n], [2, totals[n].numel // 2]), [1, 0]))
+                else:
+                    halves += tl.split(totals[n])
+            totals = halves
+    return totals
 
 
 @triton.jit
@@ -257,9 +294,9 @@ def checkpoints(x: torch.Tensor, V: int, packing: Packing | None) -> torch.Tenso
     return allocate(checkpoints_shape(x, V, packing), dtype=torch.float32)
 
 
-def tokens_per_turn(T: int, queries: int = 1) -> int:
+def tokens_per_turn(T: int, queries: int = 1, together: int = TOGETHER) -> int:
     """Return how many tokens a program loads at once: 1 for a decode step; fewer with several queries a token."""
-    return 1 if T == 1 else max(1, TOGETHER // queries)
+    return 1 if T == 1 else max(1, together // queries)
 
 
 def new_shares(blocks: int, *inputs: torch.Tensor) -> list[torch.Tensor]:

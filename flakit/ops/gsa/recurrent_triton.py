@@ -7,19 +7,25 @@ More tokens are two passes of the same form over a state S [M, D], S <- diag(e^{
 [M, K] with y = k, and hv with y = v; PyTorch's softmax of the scores is between them. A program then has a block of one
 warp, whose rows need no barriers, and none walks the same state as another.
 
+A turn of U tokens is one step of S. With S before the turn, a token's state is never computed: its read S_n z_n is
+diag(e^{g_0 + ... + g_n}) S z_n and, from each token i <= n of the turn, diag(e^{g_{i+1} + ... + g_n}) s_i (y_i^T z_n).
+
 In the backward, with a row x over the slots (dscores or p) and one z over D (q or do), and D_S the gradient of S with
 the read x z^T at t included:
 
     dx = S z,   dz = S^T x,   ds += D_S y,   dy = D_S^T s,   dg += e^{g} sum_d S_{t-1} D_S
 
+These too come from S before and D_S after a turn, of the products S z, S^T x, D_S y, D_S^T s and one sum_d S D_S a
+turn, each term with the decays between its tokens: no term is divided by a decay or subtracted.
+
 The second pass runs first: its dx is dp, which gives dscores (`dscores_kernel`). Each block of slots and D has a
-program. States are recomputed from checkpoints by segments, as in `rwkv6.recurrent_triton`; dg uses the states, without
-cancellation.
+program. States before each turn are recomputed from checkpoints by segments, as in `rwkv6.recurrent_triton`.
 """
 
 from functools import lru_cache
 
 import torch
+import triton
 import triton.language as tl
 
 from ..common.blocks_triton import kernel, program
@@ -33,7 +39,6 @@ from ..common.recurrence_triton import (
     checkpoints,
     checkpoints_shape,
     column_sums,
-    decayed,
     load_turn,
     new_shares,
     relayout,
@@ -41,8 +46,8 @@ from ..common.recurrence_triton import (
     sequences,
     split_decay,
     sum_blocks,
+    sums_together,
     tokens_per_turn,
-    turn_decays,
     zeros_as_stored,
 )
 from .slots_triton import softmax_grads
@@ -52,6 +57,9 @@ FEW = 64
 
 WARP = 1024
 """Elements of a state for which the launch table's num_warps of a forward's passes holds; more get more warps."""
+
+TURN = 4
+"""Tokens times queries a token in a turn of a pass; divides CHECKPOINT."""
 
 HK_ELEMENTS = 8192
 """Elements of hk [BK, BM] that the launch table's num_warps is for; a larger hk gets more warps."""
@@ -108,6 +116,66 @@ def token_kernel(
         tl.store(final_hv + row * M * V + o_hv, b_hv, mask=m_hv)
 
 
+@triton.jit
+def turn_steps(turn, U: tl.constexpr):
+    """Return what takes a state over a turn of (s, g, y): each token's e^g [1, BM]; e^g of all as high and low [BM];
+    s times e^g of the turn's later tokens [BM], and y [BD]."""
+    decays, writes, columns = (), (), ()
+    total, later = 0.0, 1.0
+    for n in tl.static_range(U - 1, -1, -1):
+        b_s, b_g, b_y = turn[n]
+        decays = (tl.exp(b_g),) + decays
+        writes = (as_vector(b_s * later),) + writes
+        columns = (as_vector(b_y),) + columns
+        later *= decays[0]
+        total += b_g
+    high, low = split_decay(total)
+    return decays, as_vector(high), as_vector(low), writes, columns
+
+
+@triton.jit
+def added_by(rows, columns, low, b_S):
+    """Return diag(low) S + sum_n rows_n columns_n^T: low S alone would be rounded away."""
+    added = low[:, None] * b_S
+    for n in tl.static_range(len(rows)):
+        added += rows[n][:, None] * columns[n][None, :]
+    return added
+
+
+@triton.jit
+def inner_products(turn, queries, decays, SLOTS: tl.constexpr, U: tl.constexpr, G: tl.constexpr):
+    """Return, for tokens i <= n of a turn and each query of n, s_i^T diag(e^{g_{i+1} + ... + g_n}) x_n (SLOTS) or
+    y_i^T z_n, and 0 for other i: U U G numbers."""
+    products = ()
+    for i in tl.static_range(U):
+        b_row = turn[i][0 if SLOTS else 2]
+        for n in tl.static_range(U):
+            if SLOTS and n > i:
+                b_row *= decays[n]
+            for i_g in tl.static_range(G):
+                b_query = queries[i_g * U + n][0 if SLOTS else len(queries[0]) - 1]
+                products += (b_row * b_query if n >= i else tl.zeros_like(b_row),)
+    return sums_together(products)
+
+
+@triton.jit
+def slots_read(b_x, turn, decays, y_z, n, i_g, U: tl.constexpr, G: tl.constexpr):
+    """Return S z, token n's read of its state, from the read [BM] of the state before the turn."""
+    b_x = b_x[None, :]
+    for i in tl.static_range(n + 1):
+        b_x = decays[i] * b_x + turn[i][0] * y_z[(i * U + n) * G + i_g]
+    return b_x
+
+
+@triton.jit
+def columns_read(b_z, turn, s_x, n, i_g, U: tl.constexpr, G: tl.constexpr):
+    """Return S^T x likewise, from the read [BD] with x times e^g of the turn's tokens up to n."""
+    b_z = b_z[:, None]
+    for i in tl.static_range(n + 1):
+        b_z += turn[i][2] * s_x[(i * U + n) * G + i_g]
+    return b_z
+
+
 @kernel
 def pass_kernel(
     x, y, z, s, g, initial_state, out, states, final_state, scale, cu_seqlens, checkpoints_before, T,
@@ -152,40 +220,38 @@ def pass_kernel(
     length = (end - start).to(tl.int32)
     keys, values = ((), (z,)) if FIRST else ((x,), ())
     ahead = load_turn((s, g), (y,), start, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-    next_queries = ()
-    for i_g in tl.static_range(G):
-        next_queries += load_turn(keys, values, start, 0, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+    next_queries = load_turn(keys, values, start, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U, G)
     for begin in range(0, length, U):
         if KEEP:
             if begin % C == 0:
                 tl.store(states + ((first + begin // C) * H + i_h) * M * D + o_s, b_S, mask=m_s)
         turn, queries = arrived_turn(ahead), arrived_turn(next_queries)
         ahead = load_turn((s, g), (y,), start, begin + U, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-        next_queries = ()
-        for i_g in tl.static_range(G):
-            i_q = i_h * G + i_g
-            next_queries += load_turn(keys, values, start, begin + U, length, i_q, o_m, m_m, o_d, m_d, H * G, M, D, U)
-        highs, low = turn_decays(turn, 1)
+        next_queries = load_turn(keys, values, start, begin + U, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U, G)
+        decays, high, low, writes, columns = turn_steps(turn, U)
+        inner = inner_products(turn, queries, decays, not FIRST, U, G)
+        earlier, row = 1.0, (start + begin) * H + i_h
         for n in tl.static_range(U):
-            b_s, _, b_y = turn[n]
-            b_added = as_vector(b_s)[:, None] * as_vector(b_y)[None, :]
-            if LONG:
-                b_added += highs[n][:, None] * b_lost
-                if n == U - 1:
-                    b_added += low[:, None] * b_S
-                b_sum = highs[n][:, None] * b_S + b_added
-                b_lost = (highs[n][:, None] * b_S - b_sum) + b_added
-                b_S = b_sum
-            else:
-                b_S = decayed(b_S, highs[n], low, b_added, n == U - 1)
+            earlier *= decays[n]
             for i_g in tl.static_range(G):
-                query, within = ((start + begin + n) * H + i_h) * G + i_g, begin + n < length
-                b_q = as_vector(queries[i_g * U + n][0])
+                query, later, within = (row * G + i_g), n * H * G, begin + n < length
+                b_q = queries[i_g * U + n][0]
                 if FIRST:
-                    tl.store(out + query * M + o_m, scale * tl.sum(b_S * b_q[None, :], 1), mask=m_m & within)
+                    b_o = slots_read(row_sums(b_S * as_vector(b_q)[None, :]), turn, decays, inner, n, i_g, U, G)
+                    tl.store(out + query * M + o_m[None, :] + later * M, scale * b_o, mask=m_m[None, :] & within)
                 else:
-                    b_o = row_sums(tl.trans(b_S * b_q[:, None]))  # of four columns a thread
-                    tl.store(out + query * D + o_d, b_o.to(out.dtype.element_ty), mask=m_d & within)
+                    b_o = row_sums(tl.trans(b_S * as_vector(b_q * earlier)[:, None]))  # of four columns a thread
+                    b_o = columns_read(b_o, turn, inner, n, i_g, U, G)
+                    b_o = b_o.to(out.dtype.element_ty)
+                    tl.store(out + query * D + o_d[:, None] + later * D, b_o, mask=m_d[:, None] & within)
+        b_added = added_by(writes, columns, low, b_S)
+        if LONG:
+            b_added += high[:, None] * b_lost
+            b_sum = high[:, None] * b_S + b_added
+            b_lost = (high[:, None] * b_S - b_sum) + b_added
+            b_S = b_sum
+        else:
+            b_S = high[:, None] * b_S + b_added
     if WANTS_FINAL:
         tl.store(final_state + i_nh.to(tl.int64) * M * D + o_s, b_S, mask=m_s)
 
@@ -197,7 +263,7 @@ def pass_grads_kernel(
     H: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, C: tl.constexpr, U: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, FIRST: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one pass, from the last token on. In registers: S or its gradient [BM, BD].
+    """Compute all gradients of one pass, from the last token on. In registers: S and its gradient [BM, BD].
 
     The first pass computes dz (dq), the second dx (dp). Stored states of the first pass have the slots as columns.
     Every element of a state has a recurrence of its own, so blocks are cut along the slots and along D.
@@ -226,75 +292,88 @@ def pass_grads_kernel(
     if HAS_FINAL:
         b_D += tl.load(dfinal_state + i_nh.to(tl.int64) * M * D + o_s, mask=m_s, other=0.0)
     b_D = relayout(p_scratch, b_D, True)
-    # A token's decay is applied with the reads of the token before it: alone, its low part would be rounded away.
-    later_high, later_low = tl.full([BM], 1.0, dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     segments = tl.cdiv(end - start, C).to(tl.int32)
     for j in range(0, segments):
-        i = segments - 1 - j
-        begin = start + tl.cast(i, tl.int64) * C
+        i_c = segments - 1 - j
+        begin = start + tl.cast(i_c, tl.int64) * C
         length = tl.minimum(end - begin, C).to(tl.int32)
         turns = tl.cdiv(length, U)
-        b_S = tl.load(states + ((first + i) * H + i_h) * M * D + o_s, mask=m_s, other=0.0)
-        b_S = relayout(p_scratch, b_S, True)
         written = load_turn((s, g), (y,), begin, 0, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-        for i_t in range(0, turns):
-            tl.store(p_scratch + i_t * BM * BD, b_S)
-            turn = arrived_turn(written)
-            t = (i_t + 1) * U
-            written = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-            highs, low = turn_decays(turn, 1)
-            for n in tl.static_range(U):
-                b_s, _, b_y = turn[n]
-                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], n == U - 1)
-        tl.debug_barrier()
         t = (turns - 1) * U
         ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-        next_queries = ()
-        for i_g in tl.static_range(G):
-            next_queries += load_turn((x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U)
+        next_queries = load_turn((x,), (z,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U, G)
+        b_S = tl.load(states + ((first + i_c) * H + i_h) * M * D + o_s, mask=m_s, other=0.0)
+        b_S = relayout(p_scratch, b_S, True)
+        for i_t in range(1, turns):
+            turn = arrived_turn(written)
+            written = load_turn((s, g), (y,), begin, i_t * U, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
+            _, high, low, writes, columns = turn_steps(turn, U)
+            b_S = high[:, None] * b_S + added_by(writes, columns, low, b_S)
+            tl.store(p_scratch + i_t * BM * BD, b_S)
+        tl.debug_barrier()
         for back in range(0, turns):
             i_t = turns - 1 - back
-            b_S = tl.load(p_scratch + i_t * BM * BD)
-            rows, queries = arrived_turn(ahead), arrived_turn(next_queries)
+            turn, queries = arrived_turn(ahead), arrived_turn(next_queries)
             t = (i_t - 1) * U
             ahead = load_turn((s, g), (y,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U)
-            next_queries = ()
-            for i_g in tl.static_range(G):
-                next_queries += load_turn(
-                    (x,), (z,), begin, t, length, i_h * G + i_g, o_m, m_m, o_d, m_d, H * G, M, D, U
-                )
-            highs, low = turn_decays(rows, 1, True)
-            b_states = (b_S,)
+            next_queries = load_turn((x,), (z,), begin, t, length, i_h, o_m, m_m, o_d, m_d, H, M, D, U, G)
+            decays, high, low, writes, columns = turn_steps(turn, U)
+            y_z = inner_products(turn, queries, decays, False, U, G)
+            s_x = inner_products(turn, queries, decays, True, U, G)
+            row = (begin + i_t * U) * H + i_h
+            at_m, at_d = (share_m + row) * M + o_m[None, :], (share_d + row) * D + o_d[:, None]
+            at_x = (share_m + row) * G * M + o_m[None, :]
+            at_z = (share_d + row) * G * D + o_d[:, None]
+            # First all that reads S, so that the next one can load into its registers.
+            S_D = row_sums(b_S * b_D)[None, :]
+            reads, targets, from_S = (), (), ()
+            earlier = 1.0
             for n in tl.static_range(U):
-                b_s, _, b_y = rows[n]
-                b_S = decayed(b_S, highs[n], low, as_vector(b_s)[:, None] * as_vector(b_y)[None, :], False)
-                b_states += (b_S,)
-            for n in tl.static_range(U - 1, -1, -1):
-                row, within = (begin + i_t * U + n) * H + i_h, i_t * U + n < length
-                b_s, _, b_y = rows[n]
-                b_before, b_S = b_states[n], b_states[n + 1]
-                b_reads = tl.zeros_like(b_D)
+                earlier *= decays[n]
                 for i_g in tl.static_range(G):
-                    query = row * G + i_g
                     b_x, b_z = queries[i_g * U + n]
-                    b_x, b_z = as_vector(b_x), as_vector(b_z)
-                    b_reads += b_x[:, None] * b_z[None, :]
+                    reads += (as_vector(b_x * earlier),)
+                    targets += (as_vector(b_z),)
+                    b_dx = row_sums(b_S * targets[n * G + i_g][None, :])
+                    from_S += (b_dx[None, :],)
+                    within = i_t * U + n < length
                     if FIRST:
-                        b_dz = column_sums(b_S * b_x[:, None])
-                        tl.store(dz + (share_d * G + query) * D + o_d, b_dz.to(dz.dtype.element_ty), mask=m_d & within)
+                        b_dz = column_sums(b_S * reads[n * G + i_g][:, None])
+                        b_dz = columns_read(b_dz, turn, s_x, n, i_g, U, G).to(dz.dtype.element_ty)
+                        tl.store(dz + at_z + (n * H * G + i_g) * D, b_dz, mask=m_d[:, None] & within)
                     else:
-                        b_dx = row_sums(b_S * b_z[None, :])
-                        tl.store(dx + (share_m * G + query) * M + o_m, b_dx, mask=m_m & within)
-                b_D = decayed(b_D, later_high, later_low, b_reads, n == U - 1)
-                later_high = highs[n]
-                b_dy = column_sums(b_D * as_vector(b_s)[:, None])
-                tl.store(dy + (share_d + row) * D + o_d, b_dy.to(dy.dtype.element_ty), mask=m_d & within)
-                tl.store(ds + (share_m + row) * M + o_m, row_sums(b_D * as_vector(b_y)[None, :]), mask=m_m & within)
-                tl.store(dg + (share_m + row) * M + o_m, highs[n] * row_sums(b_before * b_D), mask=m_m & within)
-            later_low = low
+                        b_dx = slots_read(b_dx, turn, decays, y_z, n, i_g, U, G)
+                        tl.store(dx + at_x + (n * H * G + i_g) * M, b_dx, mask=m_m[None, :] & within)
+            b_S = tl.load(p_scratch + tl.maximum(i_t - 1, 0) * BM * BD)
+            from_D = ()
+            for n in tl.static_range(U):
+                from_D += (row_sums(b_D * columns[n][None, :])[None, :],)
+            # From here on at token n: S before the turn times D, summed over columns; D times y of each token up to n.
+            for n in tl.static_range(U - 1, -1, -1):
+                within = i_t * U + n < length
+                later = decays[n + 1] if n + 1 < U else 1.0
+                from_later, from_D = from_D, ()
+                S_D *= later
+                for i_g in tl.static_range(G):
+                    S_D += queries[i_g * U + n][0] * from_S[n * G + i_g]
+                for i in tl.static_range(n + 1):
+                    b_ds = later * from_later[i]
+                    for i_g in tl.static_range(G):
+                        b_ds += queries[i_g * U + n][0] * y_z[(i * U + n) * G + i_g]
+                    from_D += (b_ds,)
+                b_dg = S_D
+                for i in tl.static_range(n):  # S before token n
+                    b_dg = decays[i] * b_dg + turn[i][0] * from_D[i]
+                tl.store(ds + at_m + n * H * M, from_D[n], mask=m_m[None, :] & within)
+                tl.store(dg + at_m + n * H * M, decays[n] * b_dg, mask=m_m[None, :] & within)
+                b_dy = column_sums(b_D * writes[n][:, None])[:, None]
+                for m in tl.static_range(n, U):
+                    for i_g in tl.static_range(G):
+                        b_dy += s_x[(n * U + m) * G + i_g] * queries[i_g * U + m][1]
+                tl.store(dy + at_d + n * H * D, b_dy.to(dy.dtype.element_ty), mask=m_d[:, None] & within)
+            b_D = high[:, None] * b_D + added_by(reads, targets, low, b_D)
         # The next segment overwrites the scratch buffer that this one still reads.
         tl.debug_barrier()
-    b_D = later_high[:, None] * b_D + later_low[:, None] * b_D
     tl.store(dinitial_state + i_nh.to(tl.int64) * M * D + o_s, b_D, mask=m_s)
 
 
@@ -359,7 +438,7 @@ def forward(memory, q, k, v, s, g, scale, initial_state, output_final_state, pac
     row = TABLE["gsa.recurrent_pass", width(s.element_size())]
 
     def constants(D, BM, BD):
-        more = dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H), KEEP=keep, PACKED=packing is not None, **flags())
+        more = dict(C=CHECKPOINT, U=tokens_per_turn(T, HQ // H, TURN), KEEP=keep, PACKED=packing is not None, **flags())
         return more | dict(
             D=D, BM=BM, BD=BD, num_warps=row.num_warps * max(1, BM * BD // WARP), num_stages=row.num_stages,
         )  # fmt: skip
@@ -383,7 +462,7 @@ def backward(memory, q, k, v, s, g, scale, initial_state, packing, chunk_size, s
     (p, hk, hv), (dhk, dhv) = saved, dfinal_state or (None, None)
     (B, T, H, M), G = s.shape, q.shape[2] // s.shape[2]
     N, offsets = sequences(s, packing)
-    row, U = TABLE["gsa.recurrent_grads", width(s.element_size())], tokens_per_turn(T, G)
+    row, U = TABLE["gsa.recurrent_grads", width(s.element_size())], tokens_per_turn(T, G, TURN)
     BM, BK, BV = block(M, row.BK), block(k.shape[-1], row.BV), block(v.shape[-1], row.BV)
     NM, NK, NV = cdiv(M, BM), cdiv(k.shape[-1], BK), cdiv(v.shape[-1], BV)
     empty = s.new_empty(0, dtype=torch.float32).new_empty
