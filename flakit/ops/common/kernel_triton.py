@@ -144,9 +144,10 @@ class Memory(dict):
         key = kernel.fn, *kind, *[getattr(x, "dtype", x) for x in flags.values()]
         known, (x, y) = self.get(key), (programs, 1) if type(programs) is int else programs
         if known is not None and not kernel.pre_run_hooks:
-            pointers, numbers, run, first, rest = known
+            pointers, numbers, run, function, metadata, rest = known
             if (values := _addressed(args, pointers, numbers)) is not None:
-                run(x, y, 1, driver.active.get_current_stream(self.device), *first, *values, *rest)
+                stream = driver.active.get_current_stream(self.device)
+                run(x, y, 1, stream, function, metadata, None, None, None, *values, *rest)  # without hooks
                 return
         flags = {n: x is not None if x is None or isinstance(x, Tensor) else x for n, x in flags.items()}
         options = constants() | flags
@@ -157,17 +158,7 @@ class Memory(dict):
         numbers = [n for n, x in enumerate(args) if isinstance(x, int)]
         if _addressed(args, pointers, numbers) is not None:
             rest = [options[name] for name in kernel.arg_names[len(args) :]]
-            self[key] = pointers, numbers, *_launcher(compiled), rest
-
-
-def _launcher(compiled) -> tuple[Callable, tuple]:
-    """Return a function that launches what Triton compiled, without hooks, and its arguments between the stream and
-    those of the kernel: Triton's own, or in Triton 3.6, for kernels without scratch memory, the C function within."""
-    run, function, metadata, hooks = compiled.run, compiled.function, compiled.packed_metadata, (None, None, None)
-    if triton.__version__.startswith("3.6.") and getattr(run, "global_scratch_size", 1) + run.profile_scratch_size == 0:
-        scratch = None, None
-        return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, *scratch, metadata, *hooks)
-    return run, (function, metadata, *hooks)
+            self[key] = pointers, numbers, compiled.run, compiled.function, compiled.packed_metadata, rest
 
 
 def monitored() -> bool:
