@@ -150,10 +150,15 @@ def sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     """
     # What a capture computes is the graph's own, and has no values before its first replay.
     captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_sums_of_rows.__wrapped__ if captured else _sums_of_rows)(C, device)
+    return _sums_of_rows(C, device) if captured else _remembered_sums_of_rows(C, device)
 
 
 @lru_cache(1024)
+def _remembered_sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
+    """Compute on the CPU: on a GPU a dozen operations would be loaded, for which a process' first call waits."""
+    return _sums_of_rows(C, torch.device("cpu")).to(device)
+
+
 def _sums_of_rows(C: int, device: torch.device) -> torch.Tensor:
     j = torch.arange(C, device=device)
     i = j[:, None]
