@@ -28,7 +28,8 @@ class Launch(NamedTuple):
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
-    """Limit of registers a thread, where fewer let more programs run at once; None: the compiler's choice."""
+    """Limit of registers a thread, where fewer let more programs run at once; None: the compiler's choice. Of GSA's
+    kernels inside chunks: for mild chunks."""
 
 
 CHUNK_SIZE = 32
@@ -134,9 +135,9 @@ ROWS = {
     ("rwkv7.recurrent_grads", "float32"): Launch(512, 16, 1, 1),
     ("gsa.stream", "16-bit"): Launch(64, 128, 4, 2),
     ("gsa.stream", "float32"): Launch(64, 64, 4, 2),
-    ("gsa.output", "16-bit"): Launch(64, 128, 4, 1),
+    ("gsa.output", "16-bit"): Launch(64, 128, 4, 1, 168),
     ("gsa.output", "float32"): Launch(64, 64, 4, 1),
-    ("gsa.softmax_grads", "16-bit"): Launch(64, 64, 4, 2),
+    ("gsa.softmax_grads", "16-bit"): Launch(64, 64, 4, 2, 168),
     ("gsa.softmax_grads", "float32"): Launch(64, 64, 4, 1),
     ("gsa.slot_grads", "16-bit"): Launch(64, 128, 4, 1),
     ("gsa.steep_slot_grads", "16-bit"): Launch(64, 64, 4, 1),
