@@ -29,7 +29,7 @@ class Launch(NamedTuple):
     num_stages: int
     maxnreg: int | None = None
     """Limit of registers a thread, where fewer let more programs run at once; None: the compiler's choice. Of GSA's
-    kernels inside chunks: for mild chunks."""
+    kernels inside chunks: for mild chunks of `LONG_CHUNK_SIZE` in one stage, on chips of `TWO_STAGES`."""
 
 
 CHUNK_SIZE = 32

@@ -55,7 +55,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from ..common.kernel_triton import Options, launch
-from ..common.launch import CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, cdiv, chip_of
+from ..common.launch import CHUNK_SIZE, LONG_CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, cdiv, chip_of
 from ..common.plan_triton import ChunkPlan, block_of
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
@@ -132,8 +132,8 @@ class _Plan(ChunkPlan):
                 num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
             )  # fmt: skip
             early = dict(launch_pdl=True) if self.overlaps else {}
-            # Measured: in two stages, or at -5, the limit costs more in spills than it gains.
-            mild = dict(MILD=True, OVERLAPS=self.overlaps, maxnreg=None if two_stages else row.maxnreg)
+            limited = self.two_stages and not two_stages and self.C == LONG_CHUNK_SIZE  # elsewhere it would spill
+            mild = dict(MILD=True, OVERLAPS=self.overlaps, maxnreg=row.maxnreg if limited else None)
             paths = ({},) if "AT_ONCE" in more else (mild, dict(MILD=False, OVERLAPS=self.overlaps, **early))
             found = [(Options(**common, **blocks, **sizes, **path, **more), count) for path in paths]
             self.known[key] = found
