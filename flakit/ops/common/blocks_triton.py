@@ -257,6 +257,16 @@ def sums_of_columns(b_w, ones):
 
 
 @triton.jit
+def columns(x):
+    """Return x^T in float32, of a 16-bit tile x [C, D]: a product with ones on the diagonal, which takes x from shared
+    memory as it is. To transpose it into the layout of a product, Triton needs ten barriers."""
+    if INTERPRETED:
+        return tl.trans(x).to(tl.float32)
+    o_c = tl.arange(0, x.shape[0])
+    return tl.dot(tl.trans(x), (o_c[:, None] == o_c[None, :]).to(x.dtype))
+
+
+@triton.jit
 def add_sums(acc, ones, x, ALL_BITS: tl.constexpr):
     """Return acc + ones @ x of float32 x [C, D], its first 16 bits, or all if ALL_BITS. ones: 0 or 1, [C, C]."""
     ones = to_bfloat16(ones.to(tl.float32))

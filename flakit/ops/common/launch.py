@@ -65,6 +65,9 @@ TWO_STAGES = 208 * 1024
 """Bytes of shared memory a block from which on GSA's kernels inside chunks load a block of K or V while they compute
 with the one before it. Then two programs, as many as registers allow on a multiprocessor, take 176 to 208 KB."""
 
+REGISTERS_OF_THREE = 168
+"""Registers a thread with which three programs of four warps run at once on a multiprocessor."""
+
 OVERLAPS = 90
 """Least compute capability of chips on which a launch can begin before the one before it has ended."""
 

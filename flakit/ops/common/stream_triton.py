@@ -11,6 +11,8 @@ import triton.language as tl
 
 from .blocks_triton import (
     add_products,
+    clamped_decay,
+    columns,
     exp,
     input_terms,
     kernel,
@@ -65,11 +67,19 @@ def _walk(
         b_S += tl.load(p_S, mask=m_S, other=0.0)
     b_all = tl.zeros([BK], dtype=tl.float32)
     o_c = tl.arange(0, C)
+    if BY_COLUMNS:  # asked for a turn ahead: Triton's pipeline asks at the end of the turn before, too late for a chain
+        first_row = tl.maximum(begin + (chunks - 1) * C, begin) if REVERSE else begin
+        next_w = load_tile(w, first_row, end, i_h, i_k, 0, H, K, C, BK)
     for j in range(0, chunks):
         i_c = chunks - 1 - j if REVERSE else j
         start = begin + i_c * C
         i_ch = (first_chunk + i_c) * H + i_h
-        b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
+        if BY_COLUMNS:
+            b_w = clamped_decay(next_w)
+            next_start = tl.maximum(start - C, begin) if REVERSE else start + C
+            next_w = load_tile(w, next_start, end, i_h, i_k, 0, H, K, C, BK)
+        else:
+            b_w = load_decays(w, start, end, i_h, i_k, H, K, C, BK)
         if (SCALED or BLOCKS) and not TOTALS:
             first, second, is_mild = halves_and_mild(b_w, C, BLOCKS, SCALED)
             total = first + second
@@ -96,7 +106,7 @@ def _walk(
             b_x = load_tile(x, start, end, i_h * G + i_g, i_k, 0, H * G, K, C, BK)
             b_y = load_tile(y, start, end, i_h * G + i_g, i_v, 0, H * G, V, C, BV)
             if BY_COLUMNS:
-                b_x = tl.trans(b_x).to(tl.float32) * factor
+                b_x = columns(b_x) * factor
                 if units is not None:
                     b_x *= row_units(units, start, end, i_h * G + i_g, H * G, C)[None, :]
                 x_terms = terms(b_x, 2)

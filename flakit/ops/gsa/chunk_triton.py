@@ -54,8 +54,9 @@ from functools import cached_property, lru_cache, partial
 
 import torch
 
+from ..common import launch
 from ..common.kernel_triton import Memory, Part
-from ..common.launch import CHUNK_SIZE, OVERLAPS, TABLE, TWO_STAGES, cdiv, chip_of
+from ..common.launch import CHUNK_SIZE, TABLE, cdiv, chip_of
 from ..common.plan_triton import ChunkPlan, block_of, whole_lines
 from ..common.tiles_triton import BLOCK as _BLOCK
 from .inside_triton import output_kernel, pass_grads_kernel, slot_grads_kernel, softmax_grads_kernel
@@ -129,15 +130,17 @@ class _Plan(ChunkPlan):
         row = TABLE[f"{self.op}.{name}", self.width]
         # Both were measured for 16-bit inputs alone, and two stages with up to 64 slots.
         chip = chip_of(self.s) if self.scaled else None
-        overlaps = chip is not None and chip.capability >= OVERLAPS
-        roomy = chip is not None and chip.shared >= TWO_STAGES and self.op == "gsa"
+        overlaps = chip is not None and chip.capability >= launch.OVERLAPS
+        roomy = chip is not None and chip.shared >= launch.TWO_STAGES and self.op == "gsa"
         two_stages = roomy and name in ("output", "pass_grads") and not apart and count > 1
+        three = mild and name in ("output", "softmax_grads") and roomy and not two_stages
+        three = three and self.C == launch.LONG_CHUNK_SIZE  # other chunks would spill
         early = {} if steep else dict(OVERLAPS=overlaps) | (dict(launch_pdl=True) if overlaps and not mild else {})
         return dict(
             H=self.H, G=self.G, M=self.M, C=self.C, BM=block_of(self.C, self.M, 128), BS=BS,
             FLAGS=self.flags, PACKED=self.packing is not None, LEVELS=self.C.bit_length() - 1, SCALED=self.scaled,
             num_warps=row.num_warps, num_stages=max(row.num_stages, 2) if two_stages else row.num_stages,
-            maxnreg=row.maxnreg, **sizes, **early,
+            maxnreg=row.maxnreg or (launch.REGISTERS_OF_THREE if three else None), **sizes, **early,
         )  # fmt: skip
 
 
@@ -200,8 +203,8 @@ ACCEPTS_FUNCTIONS = True
 
 
 def saved_shapes(q, k, v, s, g, packing, chunk_size) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling [B, T, HQ, M]
-    and the mild flags (`_Plan.saved_sizes`); hk and hv entering every chunk, slots as rows."""
+    """Return the shapes of what `forward` saves for `backward`: in one tensor the scores before scaling and without
+    e^{upto}, [B, T, HQ, M], and the mild flags (`_Plan.saved_sizes`); hk and hv entering every chunk, slots as rows."""
     plan = _Plan(Memory(), q, v, s, packing, chunk_size)
     return (sum(plan.saved_sizes(q)),), *(plan.stored_shape(x.shape[-1]) for x in (k, v))
 

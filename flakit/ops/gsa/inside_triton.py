@@ -14,24 +14,18 @@ from ..common.blocks_triton import (
     let_next_begin,
     program,
     split,
+    sums,
 )
 from ..common.pairs_triton import BLOCK_LEVELS, masked, within
 from ..common.positions_triton import locate_chunk
-from ..common.tiles_triton import (
-    from_middle,
-    load_tile,
-    mildest,
-    prefetch_state,
-    prefetch_tile,
-    store_in_units,
-    store_tile,
-)
+from ..common.tiles_triton import load_tile, mildest, prefetch_state, prefetch_tile, store_in_units, store_tile
 from .slots_triton import (
     TO_BOUNDARY,
     TO_END,
     TO_START,
     add_input_product,
     add_written,
+    chosen,
     decays,
     factor,
     in_terms,
@@ -59,11 +53,12 @@ def _blocks(flag, ones, LEVELS: tl.constexpr, MILD: tl.constexpr):
 
 
 @triton.jit
-def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr):
+def _upto(ones, b_g, C: tl.constexpr, MILD: tl.constexpr, product=None):
     """Return the log decay from the middle of its block up to each row, [C, BM]; MILD: of the chunk, without waiting
-    for `ones`. b_g [C, BM]: log decays."""
+    for `ones`. b_g [C, BM]: log decays; product [C, C]: any (`chosen`), or None."""
     if MILD:
-        upto = from_middle(b_g, C)
+        i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+        upto = sums(chosen(i >= j, product) - (j < C // 2).to(tl.float32), b_g)
     else:
         upto = decays(ones, 0, b_g, C)
     return upto
@@ -99,13 +94,14 @@ def _between(level, C: tl.constexpr):
 
 
 @triton.jit
-def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i_h, i_s, HX: tl.constexpr,
+def _reads(x, y, states, scales, b_s, b_g, base, ones, start, end, i_hx, i_h, i_s, HX: tl.constexpr,
            H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
            BS: tl.constexpr, LEVELS: tl.constexpr, MILD: tl.constexpr, SCALED: tl.constexpr,
            remainders=None):  # fmt: skip
-    """Return x's read of each slot, of this chunk's s through x y^T and of S, without the factor e^{upto}, [C, BM].
+    """Return x's read of each slot, of this chunk's s through x y^T and of S, without the factor e^{upto}, [C, BM], and
+    upto (`_upto`), which no register holds before.
 
-    upto, base, ones: from `_upto`, `_blocks`; S: memory i_s of states; remainders: its rounding errors, or None.
+    base, ones: from `_blocks`; S: memory i_s of states; remainders: its rounding errors, or None.
     """
     b_A = tl.zeros([C, C], dtype=tl.float32)
     reads = tl.zeros([C, BM], dtype=tl.float32)
@@ -114,6 +110,7 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
         b_y = load_tile(y, start, end, i_h, i_d, 0, H, D, C, BD)
         b_A = add_input_product(b_A, b_x, b_y)
         reads += read_memory(b_x, states, scales, i_s, start < end, i_d, M, D, BM, BD, BS, SCALED, remainders)
+    upto = _upto(ones, b_g, C, MILD, b_A)
     b_s = _decayed(b_s, upto, -1, SCALED)
     if (not SCALED) or base < LEVELS:
         reads *= factor(decays(ones, TO_START, b_g, C), SCALED)
@@ -125,7 +122,7 @@ def _reads(x, y, states, scales, b_s, b_g, upto, base, ones, start, end, i_hx, i
     reads = add_products(reads, A, in_terms(b_s, SCALED), SCALED)
     if not MILD:
         reads += diagonal(b_A, C) * b_s
-    return reads
+    return reads, upto
 
 
 @triton.jit
@@ -152,7 +149,7 @@ def output_kernel(
     PACKED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Compute p = softmax(scale logits) and o = B v + (p e^{to start}) hv of a chunk and query head, B the scores of p
-    with s, logits q's reads of hk (KEEP: stored), e^{to start} the decay since the chunk's start.
+    with s, logits q's reads of hk (KEEP: stored without e^{upto}), e^{to start} the decay since the chunk's start.
 
     In registers: A = q k^T, then B [C, C]; q's reads, then p [C, BM]; o [C, BV].
 
@@ -178,15 +175,13 @@ def output_kernel(
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     prefetch_tile(v, start, end, i_h, 0, H, V, C, V)
-    upto = _upto(ones, b_g, C, MILD)
-    b_p = _reads(
-        q, k, hk, hk_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS,
+    b_p, upto = _reads(
+        q, k, hk, hk_scales, b_s, b_g, base, ones, start, end, i_hq, i_h, i_s, H * G, H, K, M, C, BK, BM, BS,
         LEVELS, MILD, SCALED, remainders,
     )  # fmt: skip
-    b_p = _decayed(b_p, upto, 1, SCALED)
     if KEEP:
         store_tile(logits, b_p, start, end, i_hq, 0, H * G, M, C, BM)
-    b_p = _decayed(softmax(b_p * scale, M, BM), upto, 1, SCALED)
+    b_p = _decayed(softmax(_decayed(b_p, upto, 1, SCALED) * scale, M, BM), upto, 1, SCALED)
     B = _scores(b_p, _decayed(b_s, upto, -1, SCALED), b_g, base, ones, C, LEVELS, SCALED)
     if (not SCALED) or base < LEVELS:
         b_p *= factor(decays(ones, TO_START, b_g, C), SCALED)
@@ -232,13 +227,12 @@ def softmax_grads_kernel(
     b_g = load_exponents(g, start, end, i_h, H, M, C, BM, MILD, SCALED)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM)
     prefetch_tile(logits, start, end, i_hq, 0, H * G, M, C, M)
-    upto = _upto(ones, b_g, C, MILD)
-    b_dp = _reads(
-        do, v, hv, hv_scales, b_s, b_g, upto, base, ones, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS,
+    b_dp, upto = _reads(
+        do, v, hv, hv_scales, b_s, b_g, base, ones, start, end, i_hq, i_h, i_s, H * G, H, V, M, C, BV, BM, BS,
         LEVELS, MILD, SCALED,
     )  # fmt: skip
     b_logits = load_tile(logits, start, end, i_hq, 0, 0, H * G, M, C, BM)
-    b_p = softmax(b_logits * scale, M, BM)
+    b_p = softmax(_decayed(b_logits, upto, 1, SCALED) * scale, M, BM)
     stored = b_p.to(p.dtype.element_ty)
     store_tile(p, stored, start, end, i_hq, 0, H * G, M, C, BM)
     b_x = softmax_grads(b_p, _decayed(b_dp, upto, 1, SCALED), SCALED) * scale
@@ -247,7 +241,7 @@ def softmax_grads_kernel(
     else:
         store_tile(dscores, b_x, start, end, i_hq, 0, H * G, M, C, BM)
     b_reads = _as_split(_decayed(stored, upto, 1, SCALED), MILD and SCALED) * b_dp
-    b_reads += _as_split(_decayed(b_x, upto, 1, SCALED), MILD and SCALED) * _decayed(b_logits, upto, -1, SCALED)
+    b_reads += _as_split(_decayed(b_x, upto, 1, SCALED), MILD and SCALED) * b_logits
     store_tile(reads, b_reads, start, end, i_hq, 0, H * G, M, C, BM)
 
 
@@ -338,14 +332,10 @@ def slot_grads_kernel(
         prefetch_state(hv, i_s, start < end, 0, 0, M, V, BM, V)
     b_y, b_SD = tl.zeros([C, BM], dtype=tl.float32), tl.zeros([BM], dtype=tl.float32)
     b_y, b_SD = add_written(
-        b_y, b_SD, k, hk, hk_scales,
-        dhk, dhk_scales,
-        start, end, i_h, i_s, H, M, K, C, BM, BK, BS, SCALED,
+        b_y, b_SD, k, hk, hk_scales, dhk, dhk_scales, start, end, i_h, i_s, H, M, K, C, BM, BK, BS, SCALED
     )  # fmt: skip
     b_y, b_SD = add_written(
-        b_y, b_SD, v, hv, hv_scales,
-        dhv, dhv_scales,
-        start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED,
+        b_y, b_SD, v, hv, hv_scales, dhv, dhv_scales, start, end, i_h, i_s, H, M, V, C, BM, BV, BS, SCALED
     )  # fmt: skip
     tl.debug_barrier()
     b_g = load_exponents(g, start, end, i_h, H, M, C, BM, True, SCALED)
@@ -356,7 +346,7 @@ def slot_grads_kernel(
     store_tile(ds, (b_y + b_z) * key, start, end, i_h, 0, H, M, C, BM)
     b_s = load_tile(s, start, end, i_h, 0, 0, H, M, C, BM).to(tl.float32) * key
     b_s = _as_split(b_s, MILD and SCALED)
-    passing = -b_s * b_z
+    passing = tl.zeros([C, BM], dtype=tl.float32) - b_s * b_z  # -b_s * b_z would spill more where chunks are not mild
     for i_g in range(G):
         passing += load_tile(reads, start, end, i_h * G + i_g, 0, 0, H * G, M, C, BM)
     b_dg = add_sums(tl.zeros([C, BM], dtype=tl.float32), o_c[:, None] <= o_c[None, :], passing, True)

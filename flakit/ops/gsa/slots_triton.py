@@ -65,6 +65,16 @@ def decays(ones, n, b_g, C: tl.constexpr):
 
 
 @triton.jit
+def chosen(mask, product):
+    """Return 1 where the mask [C, C] holds, else 0, in float32 and in the registers of `product`, any [C, C], whence it
+    reaches the tensor core. Without one (None) it does so through shared memory, number by number."""
+    zero = 0.0
+    if product is not None and not INTERPRETED:
+        zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=f,f", [product], tl.float32, True, 1)
+    return tl.where(mask, 1.0, zero)
+
+
+@triton.jit
 def in_terms(x, SCALED: tl.constexpr):
     """Return float32 x in `terms`: two for 16-bit inputs, SCALED, three for float32 inputs."""
     return terms(x, 2 if SCALED else 3)

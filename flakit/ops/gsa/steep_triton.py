@@ -4,18 +4,9 @@ import triton
 import triton.language as tl
 
 from ..common.blocks_triton import add_products, add_sums, diagonal, kernel, sums
-from ..common.pairs_triton import (
-    halves,
-    masked,
-    opposite_halves,
-)
+from ..common.pairs_triton import halves, masked, opposite_halves
 from ..common.positions_triton import locate_chunk
-from ..common.tiles_triton import (
-    all_mild,
-    load_tile,
-    not_mild,
-    store_tile,
-)
+from ..common.tiles_triton import all_mild, load_tile, not_mild, store_tile
 from .slots_triton import (
     TO_BOUNDARY,
     TO_END,
