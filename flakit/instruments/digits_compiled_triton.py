@@ -97,10 +97,12 @@ def _cast(names, original: Callable, source, dtype):
 
 
 def _assembly(asm, constraints, args, dtype, is_pure, pack, **_):
-    """Return the result of inline assembly: an identity, one operation, a conversion to pairs of 16-bit numbers, a
-    prefetch, or a word to launches that overlap; else NotImplementedError."""
+    """Return the result of inline assembly: an identity, a zero, one operation, a conversion to pairs of 16-bit
+    numbers, a prefetch, or a word to launches that overlap; else NotImplementedError."""
     if not asm.strip() and constraints.endswith(",0"):
         return args[0]
+    if re.fullmatch(r"\s*mov\.b32\s+\$0, 0;\s*", asm):
+        return tl.zeros(args[0].shape, dtype)
     if match := re.fullmatch(r"\s*(add|sub|mul)\.rn\.f32\s+\$0, \$1, \$2;\s*", asm):
         one, other = args
         return {"add": one + other, "sub": one - other, "mul": one * other}[match[1]]

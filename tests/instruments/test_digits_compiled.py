@@ -139,6 +139,7 @@ def test_kernels_as_a_hopper_gpu_launches_them_are_compared(monkeypatch):
         evaluate("gsa", x, form="chunk", backend="triton")
     assert {"output_kernel", "softmax_grads_kernel", "slot_grads_kernel", "pass_grads_kernel"} <= set(launched)
     assert t.digits.accurate and t.digits.outputs and "not compared" not in str(t), str(t)
+    assert "no line of its source stores to" not in str(t), str(t)
 
 
 def test_nothing_is_left_replaced_and_the_script_gets_what_its_kernel_stored():
