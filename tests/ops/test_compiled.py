@@ -44,7 +44,7 @@ CONFIGURED = {op: import_module(f"tests.ops.{op}.configurations") for op in OPER
 MOST_TWICE = 0.25
 """The part of its numbers that a kernel may compute a second time: what is cheaper made again than moved."""
 RAN_ON = ("3.6.0",)
-"""The Triton that everything ran on that ran on a GPU, where that is not the pinned one."""
+"""The Triton with which the whole GPU suite ran, where that is not the pinned one."""
 PINNED = f"triton=={triton.__version__};" in (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
@@ -121,8 +121,9 @@ OWN = {chip: rows_for(Chip("absent", chip, shared)) for chip, shared in SHARED_M
 LIKE = {chip: like for chip, like in SAME_PTX.items() if OWN[chip] == OWN[like]}
 """Chips that another stands for, since Triton writes the same for both, as a test shows."""
 ELSEWHERE = [chip for chip in SHARED_MEMORY if chip != FOUND_ON and chip not in LIKE]
-SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 3072, "rwkv7": 9216, "gsa": 1552, "gsa128": 14848}
-"""Bytes that a thread may keep in local memory there: right, but slow."""
+SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 1024, "rwkv7": 6656, "gsa": 1536, "gsa128": 2560}
+"""Bytes that a thread may keep in local memory there: right, but slow. At most a third more than data/compiled.json has,
+for other versions of Triton."""
 
 
 def rows(chip):
