@@ -28,6 +28,7 @@ from flakit.numerics.operators import OPERATORS
 from flakit.ops.common import ahead_triton, kernel_triton
 from flakit.ops.common.ahead_triton import Kernels
 from flakit.ops.common.kernel_triton import Memory, launched
+from flakit.ops.common.stream_triton import scan_kernel
 from tests.ops.compiling import absent_gpu
 
 CALLS = {
@@ -282,3 +283,35 @@ def test_a_backward_takes_the_pieces_that_its_forward_found():
         gc.enable()
     assert forward[0] == "layout_kernel" and forward.count("layout_kernel") == 1
     assert alone == ["layout_kernel", *backward] and "layout_kernel" not in backward
+
+
+def test_a_thread_compiles_for_the_gpu_of_the_calls_tensors(monkeypatch, run):
+    """In a new thread the first GPU is the current one, whichever it is where the call is made."""
+    current, found = threading.local(), []
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            current.index = self.index
+
+        def __exit__(self, *error):
+            del current.index
+
+    with monkeypatch.context() as there:
+        there.setattr(torch.cuda, "is_initialized", lambda: True)
+        there.setattr(torch.cuda, "current_device", lambda: 1)
+        with ahead_triton._listed() as jobs:
+            JITFunction.run(scan_kernel, torch.zeros(1), grid=None, warmup=False)
+
+    def noting(*args, **options):
+        found.append((threading.get_ident(), getattr(current, "index", None)))
+        return SimpleNamespace(src=None, metadata=None)
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(kernel_triton, "RUN", noting)
+    ((future,),) = ahead_triton._begin(jobs)
+    future.result(timeout=60)
+    ((thread, index),) = found
+    assert thread != threading.get_ident() and index == 1
