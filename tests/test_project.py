@@ -218,6 +218,27 @@ def test_make_lab_says_what_is_missing(tmp_path, python, says):
     assert says in said
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_release_waits_for_the_gpu_tests_and_all_tests_warn(tmp_path, passed):
+    script = tmp_path / "python"  # tests of the CPU pass
+    script.write_text(f'#!/bin/sh\ncase "$*" in *"tests.gpu.summary --check"*) exit {int(not passed)};; esac\n')
+    script.chmod(0o755)
+    there = [f"--old-file=.venv/.{name}" for name in ("test", "rest")]
+    code, _ = make(*there, f"PY={script}", "release-check")
+    assert (code == 0) == passed
+    code, said = make(*there, f"PY={script}", "test-all")
+    assert code == 0 and ("release-check fails" in said) != passed
+
+
+@pytest.mark.parametrize("lines", [[], ["NVIDIA H200: tests/ops/test_gate.py: not run"]])
+def test_the_check_of_the_gpu_tests_ends_with_what_it_found(lines, monkeypatch, capsys):
+    summary = importlib.import_module("tests.gpu.summary")
+    monkeypatch.setattr(summary, "complaints", lambda rows: lines)
+    monkeypatch.setattr(sys, "argv", ["summary", "--check"])
+    assert summary.main() == len(lines)
+    assert capsys.readouterr().out == "".join(f"GPU tests: {line}\n" for line in lines)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not (Path(sys.prefix) / ".lab").exists(), reason="this environment was not made by make")
 def test_make_lab_serves_the_first_notebook_on_this_machine_with_a_token(tmp_path):

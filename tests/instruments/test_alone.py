@@ -1,5 +1,5 @@
-"""Triton's interpreter keeps its state in globals: whatever launches interpreted kernels waits for the launch of another
-thread to end. (That operators do, and what goes wrong if they do not, is in tests/ops/test_threads.py.)"""
+"""Triton's interpreter keeps its state in globals: whatever launches interpreted kernels waits for another thread's
+launch to end. (That operators do, and what goes wrong if they do not, is in tests/ops/test_threads.py.)"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -60,6 +60,12 @@ def test_no_machine_path(path):
     assert homes == []
 
 
+def test_a_gate_whose_gradient_can_be_nan_is_named_with_its_cure(path):
+    """Automatic differentiation of -exp(x) gives 0 * inf where e^x overflows; `flakit.log_decay` does not."""
+    named = [cell.source for cell in prose_cells(read(path)) if re.search(r"`-(torch\.)?exp\(x\)`", cell.source)]
+    assert [source for source in named if "log_decay" not in source] == []
+
+
 def test_links_lead_somewhere(path):
     prose = "\n".join(cell.source for cell in prose_cells(read(path)))
     headings = {heading.strip().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.M)}

@@ -122,8 +122,8 @@ LIKE = {chip: like for chip, like in SAME_PTX.items() if OWN[chip] == OWN[like]}
 """Chips that another stands for, since Triton writes the same for both, as a test shows."""
 ELSEWHERE = [chip for chip in SHARED_MEMORY if chip != FOUND_ON and chip not in LIKE]
 SPILLED_ELSEWHERE = {"scan": 0, "rwkv6": 1024, "rwkv7": 6656, "gsa": 1536, "gsa128": 2560}
-"""Bytes that a thread may keep in local memory there: right, but slow. At most a third more than data/compiled.json has,
-for other versions of Triton."""
+"""Bytes that a thread may keep in local memory there: right, but slow. They are at most a third more than
+data/compiled.json has, for other versions of Triton."""
 
 
 def rows(chip):

@@ -1,24 +1,29 @@
-"""Offsets that are none, and rows behind the last one, where heads take the fused kernels: test_packed_triton.py's heads
-are too small for these."""
+"""Offsets that are none, and rows behind the last one, in the fused kernels. Heads in test_packed_triton.py are too
+small for these."""
 
 import pytest
 import torch
 
+from flakit.numerics.evaluate import evaluate
 from flakit.numerics.inputs import inputs
 from flakit.numerics.operators import OPERATORS
-from tests.ops.places import INTERPRETED
-from tests.ops.test_packed_triton import INVALID, PADDED, padding_of, results
 
 pytestmark = pytest.mark.interpret
 OPS = pytest.mark.parametrize("op", ["rwkv6", "rwkv7"])
 SIZES = dict(H=1, K=48, V=40)
 """Heads of 33 to 64 channels take the fused kernels."""
+T = 29
 
 
-def made(op, offsets):
-    x = inputs(op, B=1, T=29, **SIZES)
-    state = inputs(op, B=len(offsets) - 1, T=1, initial_state=True, **SIZES)["initial_state"]
-    return x | {"initial_state": state, "cu_seqlens": torch.tensor(offsets)}
+def results(op, offsets, unread_from=T):
+    """Every output and gradient by name; an initial state goes in, a gradient arrives at the final one. unread_from:
+    the row from which on all sequences are NaN."""
+    x = inputs(op, B=1, T=T, **SIZES)
+    for name in OPERATORS[op].sequences:
+        x[name][:, unread_from:] = torch.nan
+    x["initial_state"] = inputs(op, B=len(offsets) - 1, T=1, initial_state=True, **SIZES)["initial_state"]
+    x["cu_seqlens"] = torch.tensor(offsets)
+    return evaluate(op, x, form="chunk", backend="triton", dfinal_state=True)
 
 
 @pytest.fixture
@@ -34,19 +39,22 @@ def only_fused(op, monkeypatch):
 
 @OPS
 def test_padding_is_not_read_and_gives_zeros(op, only_fused, poisoned_memory):
-    end = PADDED[-1]
-    x = made(op, PADDED)
-    for name in OPERATORS[op].sequences:
-        x[name][:, end:] = torch.nan
-    found = results(INTERPRETED, op, "chunk", x)
-    for name, rows in padding_of(op, found, end).items():
-        assert not rows.any(), name
+    end = 20
+    found = results(op, [0, 9, 9, end], unread_from=end)
+    for name in ("o", *(f"d{name}" for name in OPERATORS[op].sequences)):
+        assert found[name][:, :end].any() and not found[name][:, end:].any(), name
     assert all(y.isfinite().all() for y in found.values())
 
 
 @OPS
-@pytest.mark.parametrize("kind", list(INVALID))
-def test_invalid_offsets_give_nan_everywhere(op, kind, only_fused, monkeypatch, poisoned_memory):
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 20, 9, T], [3, 9, 20, T], [-5, 9, 20, T], [0, 9, 20, 61], [0, 2**31 + 7, 2**33, 2**34]],
+    ids=["decreasing", "not from 0", "negative", "beyond T", "far beyond T"],
+)
+def test_invalid_offsets_give_nan_everywhere(op, offsets, only_fused, monkeypatch, poisoned_memory):
     monkeypatch.setattr("flakit.ops.common.validation.looks_at_values", lambda x: False)
-    for name, y in results(INTERPRETED, op, "chunk", made(op, INVALID[kind])).items():
+    found = results(op, offsets)
+    assert {"o", "final_state", "dinitial_state", "dk"} <= found.keys()
+    for name, y in found.items():
         assert y.isnan().all(), name

@@ -8,7 +8,8 @@ As measured: the sigmoid is not even in the graph (w became a leaf after it). Th
 so float32 overflows near token 160, in the forward pass too; in float64 the same numbers stay finite (typically 1e55,
 at most 1e62 after 256 tokens). The gradient of u is finite because it alone does not depend on the state. A fraction
 1 - 1/T of dw is NaN: the last token's decay affects no read, so autograd leaves a zero there. Cures: logsigmoid(x) or
--exp(x), different models each and not "mathematically equivalent"; and a check w <= 0, which flakit's operators have.
+`flakit.log_decay(x)`, which is -exp(x) with a finite gradient; different models each and not "mathematically
+equivalent"; and a check w <= 0, which flakit's operators have.
 """
 
 import math
