@@ -19,6 +19,7 @@ from docs.lessons import (
 pytestmark = pytest.mark.notebook
 
 MAX_LINES = 10
+MAX_WORDS_OF_SPEED = 4453  # in cells of prose, comments of claims included: two thirds of its longest version
 
 
 @pytest.fixture(params=LESSONS + SOLUTIONS + TRANSLATIONS, ids=name)
@@ -34,6 +35,11 @@ def outputs(path):
 def test_code_cells_are_short(path):
     cells = [cell.source for cell in code_cells(read(path))]
     assert [source for source in cells if len(source.splitlines()) > MAX_LINES] == []
+
+
+def test_the_longest_lesson_gets_no_longer():
+    (speed,) = (path for path in LESSONS if path.stem == "16_speed")
+    assert sum(len(cell.source.split()) for cell in prose_cells(read(speed))) <= MAX_WORDS_OF_SPEED
 
 
 def test_small(path):
