@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from typer.testing import CliRunner
 import flakit
 from flakit import cli, doctor
 from flakit.bench import speed, tune
+from flakit.bench.meter import KernelTime
 from flakit.cases import registry
 from flakit.cases.laws import Row
 from flakit.course import progress
 from flakit.models import LanguageModel, convert, recorded
-from flakit.numerics.recorded import data_folder, read
+from flakit.numerics.recorded import data_folder, read, version_of
 from flakit.numerics.work import work
 from flakit.ops.common.launch import Chip, rows_for
 from tests.bench.metering import FakeMeter
@@ -251,7 +253,7 @@ def bench(monkeypatch):
     """`flakit bench` of two small cases on the CPU, with a meter that needs no GPU."""
     sizes = {"B": 1, "H": 2, "K": 16, "V": 16, "decay": "rwkv6-init", "dtype": "float32"}
     cases = [speed.Case("rwkv6", "chunk", T=32, **sizes), speed.Case("rwkv6", "recurrent", T=1, decode=True, **sizes)]
-    monkeypatch.setattr(speed, "chosen", lambda only: cases)
+    monkeypatch.setattr(speed, "chosen", lambda only, cases=cases: cases)
     monkeypatch.setattr(speed, "PEERS", {"fla": lambda case: speed._installed("no_such_module", "that library")})
     monkeypatch.setattr("flakit.bench.meter.Meter", FakeMeter)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -280,6 +282,116 @@ def test_bench_profiles_kernels(bench, tmp_path):
     assert ["a_kernel", "2", "3", "75.0%"] in map(str.split, done.output.splitlines())
     rows = read(tmp_path / "kernels.json").rows
     assert [row["what"] for row in rows] == ["forward", "forward", "both", "both", "forward", "forward"]
+
+
+class Profiling(FakeMeter):
+    """Tells which kernels a call ran by the number of profiled calls before it; fails at those of `failing`."""
+
+    profiled, failing = 0, ()
+
+    def kernels(self, call, calls=10):
+        call()
+        Profiling.profiled += 1
+        if Profiling.profiled in self.failing:
+            raise RuntimeError("no profiler here")
+        shares = {f"kernel_{Profiling.profiled}": 0.6, "void at::fill<float>(int, float)": 0.36, "a_fast_one": 0.04}
+        return [KernelTime(name, 1.0, share, share) for name, share in shares.items()]
+
+
+@pytest.fixture
+def with_peer(bench, monkeypatch, tmp_path):
+    """`flakit bench --json`, with a peer that is our own code: (failing, options) -> (what it did, the rows, meta).
+    Per case four or two calls are profiled: ours and the peer's forward and, except for a decode, both."""
+    peers = {"peer": lambda case: speed.Competitor(case.operator.forms[case.form])}
+    monkeypatch.setattr(speed, "PEERS", peers)
+    monkeypatch.setattr("flakit.bench.meter.Meter", Profiling)
+
+    def made(failing=(), *options):
+        monkeypatch.setattr(Profiling, "profiled", 0)
+        monkeypatch.setattr(Profiling, "failing", failing)
+        done = bench("--json", str(tmp_path / "times.json"), *options)
+        assert done.exit_code == 0, done.output
+        table = read(tmp_path / "times.json")
+        return done, [(row["who"], row["kernels"]) for row in table.rows], table.meta
+
+    return made
+
+
+def test_bench_names_the_kernels_of_peers(with_peer, monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "peer_version", lambda: {"fla": "0.6.0"})
+    done, rows, meta = with_peer()
+    both, decode = (["kernel_4", "void at::fill<float>(int, float)"], ["kernel_6", "void at::fill<float>(int, float)"])
+    assert rows == [("flakit", None), ("peer", both), ("flakit", None), ("peer", decode)]
+    assert meta["tilelang"] == (version_of("tilelang") or "none")
+    again = run("bench", "--recorded", str(tmp_path / "times.json"))
+    for output in (done.output, again.output):
+        lines = [line.rstrip() for line in output.splitlines()]
+        for line in ("    kernels: kernel_4, at::fill", "    kernels: kernel_6, at::fill"):
+            assert lines[lines.index(line) - 1].split()[0] == "peer"
+
+
+def test_bench_profiles_nothing_without_a_peer(with_peer, monkeypatch):
+    _, rows, meta = with_peer((), "--no-peers")
+    assert rows == [("flakit", None)] * 2 and Profiling.profiled == 0
+    monkeypatch.setattr(speed, "PEERS", {"fla": lambda case: speed._installed("no_such_module", "that library")})
+    done, rows, _ = with_peer()
+    assert rows == [("flakit", None)] * 2 and Profiling.profiled == 0 and "kernels" not in done.output
+
+
+@pytest.mark.parametrize(("failing", "says"), [(4, "peer failed on rwkv6"), (1, "rwkv6")], ids=["peer", "ours"])
+def test_a_failing_profile_keeps_the_rows(with_peer, failing, says):
+    done, rows, _ = with_peer([failing])
+    assert [who for who, _ in rows] == ["flakit", "peer"] * 2
+    assert rows[1] == ("peer", None) and rows[3][1]
+    said = " ".join(done.stderr.split())
+    assert f"kernels are not named: {says} chunk" in said and "RuntimeError: no profiler here" in said
+
+
+def test_bench_draws_the_decays_of_a_file(bench, tmp_path, monkeypatch):
+    small = replace(speed.CASES[0], B=1, T=32, H=2, K=16, V=16, dtype="float32")
+    monkeypatch.setattr(speed, "CASES", [small])
+    drawn, inputs = [], speed.Case.inputs
+    monkeypatch.setattr(speed.Case, "inputs", lambda *args, **sizes: drawn.append(inputs(*args, **sizes)) or drawn[-1])
+    values = [-0.5, -3.0, -math.inf]
+    torch.save({"layer": torch.tensor(values).view(1, 3, 1, 1)}, tmp_path / "mine.pt")
+    written = tmp_path / "times.json"
+    done = bench("--gates", str(tmp_path / "mine.pt"), "--json", str(written))
+    assert done.exit_code == 0, done.output
+    assert "RWKV6 chunk B1 T32 float32 mine.pt" in done.output
+    assert [row["decay"] for row in read(written).rows] == ["mine.pt"]
+    assert {*drawn[0]["w"].unique().tolist()} == {*values}
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        (torch.tensor([-1.0]), "--gates: expected decays [B, T, H, K], got [1]"),
+        ({"a layer": torch.ones(1, 1, 1, 2)}, "--gates['a layer']: expected natural-log decays <= 0, got 1"),
+        (torch.ones(1, 1, 1, 2).int(), "--gates: expected a tensor of floating-point decays, got"),
+        ({}, "--gates: expected decays of at least one layer, got none"),
+    ],
+    ids=["shape", "positive", "integers", "empty"],
+)
+def test_bench_refuses_other_files(bench, tmp_path, saved, says):
+    torch.save(saved, tmp_path / "mine.pt")
+    done = bench("--gates", str(tmp_path / "mine.pt"))
+    assert done.exit_code == 2 and f"flakit bench: {says}" in " ".join(done.stderr.split())
+
+
+def test_a_recordings_numbers_are_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("bench", "--recorded", str(data_folder() / "h200_speed.json")).output.splitlines()
+    assert not [line for line in lines if "…" in line or len(line) > 80]
+    rows = read("h200_speed").rows
+    decode = next(row for row in rows if row["decode"])
+    spread = "–".join(f"{decode[f'forward_ms_{part}']:.3g}" for part in (20, 80))
+    assert any(spread in line.split() and "<0.01" in line.split() for line in lines)
+    started = next(row for row in rows if row["first_forward_s"])
+    first = f"{started['first_forward_s']:.1f} + {started['first_backward_s']:.1f}"
+    assert any(line.rstrip().endswith(f" {first}") for line in lines)
+    long = next(row for row in rows if len(row["who"]) > 20)
+    below = lines[lines.index(f"  {long['who']}") + 1]
+    assert below.split()[:2] == [f"{long[f'{what}_ms']:.3g}" for what in ("forward", "both")]
 
 
 def test_tune_writes_its_rows_and_says_where(tmp_path, monkeypatch):
@@ -335,7 +447,10 @@ REFUSED = {
     "sweep rwkv6 --over T=4 --law foo": "--law: expected module:function or file.py:function, got 'foo'",
     "sweep rwkv6 --over T=4 --csv none/a.csv": "--csv: expected a folder that there is, got none",
     "sweep rwkv6 --over T=4 --picture /": "--picture: expected a file, / is a folder",
-    "bench --only rwkv5": "only: expected words of a case such as",
+    "bench --only rwkv5": "flakit bench: --only: expected words of a case such as",
+    "bench --gates w.csv": "flakit bench: --gates: expected a file .pt, .pth, .safetensors, .npy, got 'w.csv'",
+    "bench --gates nowhere.pt": "flakit bench: --gates: expected a file of decays, there is none at",
+    "bench --gates w.pt --first-calls": "--gates: expected without --first-calls",
     "bench --json times.csv": "--json: expected a name ending in .json, got times.csv",
     "bench --picture nowhere/a.png": "--picture: expected a folder that there is, got nowhere",
     "bench --profile --picture a.png": "--profile: expected without --picture",
@@ -343,7 +458,7 @@ REFUSED = {
     "bench --recorded no.json --only gsa": "--recorded: expected alone or with --picture",
     "bench": "flakit bench: expected a CUDA GPU, found none",
     "tune": "flakit tune: expected a CUDA GPU to time kernels on, found none",
-    "tune --only rwkv5": "only: expected words such as 'rwkv6 16-bit'",
+    "tune --only rwkv5": "flakit tune: --only: expected words such as 'rwkv6 16-bit'",
     "tune --out rows": "--out: expected a name ending in .json, got rows",
 }
 

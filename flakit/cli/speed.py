@@ -1,5 +1,7 @@
 """The commands flakit bench and tune: how long the operators take on this machine's GPU, and faster settings for it."""
 
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,9 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
 from .common import failure, progress_bar, writable
 
@@ -20,7 +24,12 @@ def bench(
     recorded: Annotated[
         Path | None, typer.Option(help="Show what --json wrote instead of timing; needs no GPU.")
     ] = None,
-    peers: Annotated[bool, typer.Option(help="Time flash-linear-attention and wind_rwkv too, if installed.")] = True,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            help="Time flash-linear-attention and wind_rwkv too, if installed, and name the kernels they ran."
+        ),
+    ] = True,
     first_calls: Annotated[
         bool, typer.Option("--first-calls", help="Time first calls too, in fresh processes.")
     ] = False,
@@ -28,7 +37,8 @@ def bench(
     gates: Annotated[
         Path | None,
         typer.Option(
-            help="Log decays of a model's own, .pt, .safetensors or .npy: chunks with decays drawn from these."
+            help="Log decays <= 0 of a model's own, tensors [B, T, H, K] in a .pt, .safetensors or .npy: chunks with "
+            "decays drawn from these."
         ),
     ] = None,
 ):
@@ -60,7 +70,8 @@ def bench(
             table = recordings.read(recorded, needs=("op", "who", "forward_ms", "both_ms"))
             _shown(console, table.rows, table.meta, table.label, picture)
             return
-        cases = speed.chosen(only) if gates is None else speed.chosen(only, _of_gates(gates, first_calls))
+        drawn = {} if gates is None else {"cases": _of_gates(gates, first_calls)}
+        cases = _chosen(partial(speed.chosen, **drawn), only)
         if not torch.cuda.is_available():
             raise RuntimeError(
                 "expected a CUDA GPU, found none; --recorded data/h200_speed.json shows recorded figures"
@@ -72,15 +83,28 @@ def bench(
         words += [f"--json {json}"] * (json is not None)
         meta = recordings.provenance(" ".join(words), **speed.peer_version())
         meta |= {} if profile else {name: float(f"{x:.3g}") for name, x in meter.ceilings().items()}
-        rows, messages = [], {}
+        if "fla" in meta:  # which takes TileLang's kernels for some calls where it finds TileLang and nvcc
+            meta["tilelang"] = recordings.version_of("tilelang") or "none"
+        rows, messages, theirs = [], {}, {}
+
+        def store() -> None:
+            if json is not None:
+                recordings.write(json, meta, rows)
+
         with progress_bar(errors) as progress:
             arguments = {"peers": peers, "meter": meter, "say": lambda text: messages.setdefault(text)}
             for done, case in enumerate(cases):
                 arguments["progress"] = partial(progress, done=done, of=len(cases))
                 for row in run([case], **arguments, **({} if profile else {"first_calls": first_calls})):
                     rows.append(row)
-                    if json is not None:  # after every row: a table cut short is still a table
-                        recordings.write(json, meta, rows)
+                    if not profile:
+                        row["kernels"] = None
+                        if row["who"] != speed.OURS:
+                            theirs.setdefault(case, {})[row["who"]] = row
+                    store()  # after every row: a table cut short is still a table
+            for done, (case, timed) in enumerate(theirs.items()):  # once all is timed: a profiler may slow later calls
+                _name_kernels(case, timed, meter, partial(progress, done=done, of=len(theirs)), messages)
+                store()
         for text in messages:
             errors.print(text, style="yellow", markup=False, highlight=False)
         if profile:
@@ -89,6 +113,40 @@ def bench(
             _shown(console, rows, meta, recordings.Recording(meta, (), ()).label.removeprefix("recorded "), picture)
     except (ValueError, RuntimeError, OSError) as error:
         raise failure("bench", error) from None
+
+
+def _chosen(choose: Callable, only: str) -> list:
+    """Return what these words of --only choose. Raise ValueError, with the option's name, for nothing."""
+    try:
+        return choose(only)
+    except ValueError as error:  # "only: expected …"
+        raise ValueError(f"--{error}") from None
+
+
+_LEAST_SHARE = 0.05
+"""A kernel with a smaller share of the time is named only if it is the slowest."""
+
+
+def _name_kernels(case, rows: dict[str, dict], meter, progress: Callable, messages: dict[str, None]) -> None:
+    """Profile a case, and put into its peers' rows, by `who`, the names of the kernels that took their time, the
+    slowest first. A failure adds a message, and leaves the row as it is."""
+    from ..bench import speed
+
+    def say(text: str) -> None:
+        if text not in messages:
+            messages[f"kernels are not named: {text}"] = None
+
+    what = "forward" if case.decode else "both"
+    profiled = speed.profile([case], meter=meter, progress=lambda step: progress(f"kernels of {step}"), say=say)
+    try:
+        for kernel in profiled:
+            row = rows.get(kernel["who"])
+            if row is not None and kernel["what"] == what:
+                named = row["kernels"] or []
+                if not named or kernel["share"] >= _LEAST_SHARE:
+                    row["kernels"] = [*named, kernel["kernel"]]
+    except Exception as error:  # ours, or the profiler itself: the times are there all the same
+        say(f"{case}: {type(error).__name__}: {error}")
 
 
 def _of_gates(path: Path, first_calls: bool) -> list:
@@ -104,9 +162,9 @@ def _of_gates(path: Path, first_calls: bool) -> list:
     try:
         layers = decay_files.layers(decay_files.read(path))
         values = [decay_files.checked(name, x).flatten() for name, x in layers.items()]
-        return of_gates(torch.cat([x.float() for x in values]), path.name)
-    except ValueError as error:
-        raise ValueError(f"--gates: {error}") from None
+    except (ValueError, TypeError, FileNotFoundError) as error:  # "w: expected …" or, of a layer, "w['name']: …"
+        raise ValueError(f"--gates{str(error).removeprefix('w')}") from None
+    return of_gates(torch.cat([x.float() for x in values]), path.name)
 
 
 def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> None:
@@ -116,7 +174,7 @@ def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> No
     known = len(ceilings) == 2
     if picture is not None and not known:
         raise ValueError("--picture: expected copy_tb_s and tflops in the recording's meta, which the floor is made of")
-    console.print(_times(rows, ceilings if known else None, label))
+    console.print(_times(rows, ceilings if known else None, label), highlight=False)
     if picture is not None:
         from ..figures.roofline import speed
 
@@ -124,12 +182,13 @@ def _shown(console: Console, rows, meta, label: str, picture: Path | None) -> No
 
 
 def _times(rows, ceilings, title: str) -> Group:
-    """Return the printed times: a line for each case, and below it one for each implementation."""
+    """Return the printed times: a line for each case, and below it one for each implementation. A name that is longer
+    than its column has a line of its own."""
     from ..numerics.work import in_short, work
 
-    heads = {"": 17, "forward ms": 7, "both ms": 6, "20–80%": 11, "× floor": 5, "host ms": 6, "GiB": 5, "error": 7}
+    heads = {"": 8, "forward ms": 7, "both ms": 6, "20–80%": 15, "× floor": 5, "host ms": 6, "GiB": 6, "error": 7}
     if any(row.get("first_forward_s") is not None for row in rows):
-        heads["first s"] = 7
+        heads["first s"] = 11  # 79 characters in all, so that 80 hold them
 
     def line(*cells: str) -> Table:
         grid = Table.grid(padding=(0, 1, 0, 0))
@@ -138,8 +197,8 @@ def _times(rows, ceilings, title: str) -> Group:
         grid.add_row(*map(escape, cells))
         return grid
 
-    def value(row, name, digits=".3g"):
-        return "" if row.get(name) is None else f"{row[name]:{digits}}"
+    def value(row, name, shown=_short):
+        return "" if row.get(name) is None else shown(row[name])
 
     lines, case = [escape(title), line(*heads)], None
     for row in rows:
@@ -148,14 +207,34 @@ def _times(rows, ceilings, title: str) -> Group:
         what = "forward" if row["both_ms"] is None else "both"
         floor = work(row, what).floor_ms(**ceilings) if ceilings else None
         spread = [value(row, f"{what}_ms_{part}") for part in (20, 80)]
-        cells = [f"  {row['who']}", value(row, "forward_ms"), value(row, "both_ms")]
-        cells += ["–".join(filter(None, spread)), "" if floor is None else f"{row[f'{what}_ms'] / floor:.3g}"]
-        cells += [value(row, f"host_{what}_ms"), value(row, "extra_gib"), value(row, "error", ".1e")]
+        if len(name := f"  {row['who']}") > heads[""]:
+            lines.append(escape(name))
+            name = ""
+        cells = [name, value(row, "forward_ms"), value(row, "both_ms")]
+        cells += ["–".join(filter(None, spread)), "" if floor is None else _short(row[f"{what}_ms"] / floor)]
+        cells += [value(row, f"host_{what}_ms"), value(row, "extra_gib", lambda x: "<0.01" if x < 0.01 else _short(x))]
+        cells.append(value(row, "error", "{:.1e}".format))
         if "first s" in heads:
-            seconds = (value(row, f"first_{part}_s", ".0f") for part in ("forward", "backward"))
+            seconds = (value(row, f"first_{part}_s", _seconds) for part in ("forward", "backward"))
             cells.append(" + ".join(filter(None, seconds)))
         lines.append(line(*cells))
+        if row.get("kernels"):
+            names = ", ".join(dict.fromkeys(map(_kernel, row["kernels"])))
+            lines.append(Padding.indent(Text(f"kernels: {names}", style="dim"), 4))
     return Group(*lines)
+
+
+def _short(x: float) -> str:
+    return f"{x:.3g}" if x < 999.5 else f"{x:.0f}"
+
+
+def _seconds(x: float) -> str:
+    return f"{x:.1f}" if x < 99.95 else f"{x:.0f}"
+
+
+def _kernel(name: str) -> str:
+    """Return a kernel's name without the type, template and arguments that C++ adds."""
+    return re.split("[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
 
 
 def _kernels(rows) -> Group:
@@ -196,7 +275,7 @@ def tune(
     rows, left_out, path = [], [], out
     try:
         writable("--out", out, ".json")
-        keys = own.chosen(only)
+        keys = _chosen(own.chosen, only)
         device, trial = own.here()
         path = out or rows_file(device.capability)
         own.check(path, device)

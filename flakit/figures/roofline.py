@@ -24,6 +24,9 @@ _LOOKS = (
 )
 """Colour and marker of each implementation; flakit's is the first."""
 
+_ENDS = {"marker": "|", "markersize": 10, "markeredgewidth": 1, "linewidth": 1.6, "zorder": 2}
+"""The line from the 20% to the 80% quantile. Its ends are taller than the markers, which are mostly wider than it."""
+
 _LANE, _WIDE = 0.19, 8.0  # height of a lane, smallest width of the wide layout; inches
 
 
@@ -101,13 +104,15 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
     floors = [_work(next(iter(lane.values())), what).floor_ms(*ceilings) for lane in lanes.values()]
     ax.plot(floors, range(len(lanes)), "|", color=style.BLACK, markersize=11, markeredgewidth=2, label="floor")
     labelled, beyond = set(), 1 + 0.64 / (ax.get_position().width * ax.figure.get_figwidth())  # 0.64 inches
+    spread = False
     for y, (lane, floor) in enumerate(zip(lanes.values(), floors, strict=True)):
         shown = {who: row[f"{_timed(row, what)}_ms"] for who, row in lane.items()}
         ax.plot([floor, max(shown.values())], [y, y], color=style.EMPTY, linewidth=0.8, zorder=0)
         for who, ms in shown.items():
             ends = [lane[who].get(f"{_timed(lane[who], what)}_ms_{part}") for part in (20, 80)]
             if None not in ends:
-                ax.plot(ends, [y, y], color=looks[who]["color"], linewidth=2.2, zorder=2)
+                ax.plot(ends, [y, y], color=looks[who]["color"], **_ENDS)
+                spread = True
             ax.plot(
                 ms, y, **looks[who], markersize=5.5, linestyle="", zorder=4 if who == _OURS else 3,
                 label=None if who in labelled else who,
@@ -116,6 +121,8 @@ def _lanes(ax: Axes, lanes: Mapping, looks: Mapping, what: str, *ceilings: float
         ours = shown.get(_OURS, min(shown.values()))
         place = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 8.5}
         ax.text(beyond, y, f"{ours / floor:.3g}", **place)
+    if spread:
+        ax.plot([], [], color=style.GREY, **_ENDS, label="20–80% of the calls")
     ax.set(xscale="log", ylim=(len(lanes) - 0.4, -0.6))
     name_rows(ax, lanes)
     low, high = ax.get_xlim()
@@ -141,16 +148,25 @@ def _roofline(ax: Axes, lanes: Mapping, looks: Mapping, what: str, copy_tb_s: fl
         slowest = min(slowest, rate)
         ax.plot(each.intensity, rate, **looks[row["who"]], markersize=5.5, linestyle="", alpha=0.8)
         column = names.setdefault(round(20 * np.log10(each.intensity)), (each.intensity, {}))
-        column[1]["decode" if row.get("decode") else operator(row["op"]).label] = None
+        column[1][_which(row)] = None
     for at, labels in names.values():
         place = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8.5, "color": style.GREY}
-        ax.text(at, slowest / 25, ", ".join(labels), **place)
-    ax.set_ylim(slowest / 30, 3 * tflops)
+        ax.text(at, 0.02, "\n".join(labels), transform=ax.get_xaxis_transform(), **place)
+    top = 3 * tflops
+    ax.set_ylim(top * (slowest / top) ** 1.65, top)  # below the slowest point there is room for names
     ax.set(xscale="log", yscale="log", xlabel="operations per byte that must move (log scale)")
     ax.set_ylabel("10¹² operations a second (log scale)")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_yticks(10.0 ** np.arange(np.floor(np.log10(slowest)), np.log10(top)))  # none beside the names
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter("{x:g}")
     words = f"the roof: {copy_tb_s:.3g} · 10¹² bytes and\n{tflops:.3g} · 10¹² operations a second"
     ax.text(0.02, 0.97, words, transform=ax.transAxes, va="top", fontsize=8.5)
+
+
+def _which(row: Mapping) -> str:
+    """Return what tells a row's intensity from others', in the words of `in_short`."""
+    parts = [operator(row["op"]).label] + ["decode"] * bool(row.get("decode")) + [f"K{row['K']}"] * (row["K"] > 128)
+    return " ".join(parts)

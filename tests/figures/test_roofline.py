@@ -50,6 +50,32 @@ def test_the_forward_alone_and_no_float32_under_the_roof():
 
 
 @pytest.mark.parametrize("width", [9.4, 5.9], ids=["wide", "narrow"])
+def test_each_column_of_the_roofline_has_names_of_its_own_below_its_points(width):
+    picture = speed(recorded.read("h200_speed").rows, width=width, **CEILINGS)
+    _, roof = picture.figure.axes
+    texts = [text for text in roof.texts if text.get_rotation() == 90]
+    names = [name for text in texts for name in text.get_text().splitlines()]
+    assert len(names) == len({*names})
+    assert {*names} == {"RWKV6", "RWKV7", "GSA", "GSA K512", "RWKV6 decode", "RWKV7 decode", "GSA decode"}
+    picture.png()
+    points = [line.get_xydata()[0] for line in roof.get_lines() if len(line.get_xdata()) == 1]
+    for text in texts:
+        column = [point for point in points if point[0] == pytest.approx(text.get_position()[0], rel=0.02)]
+        lowest = roof.transData.transform(column)[:, 1].min()
+        assert column and text.get_window_extent().y1 < lowest, text.get_text()
+
+
+def test_the_ends_of_the_quantiles_stand_out_and_the_legend_says_what_they_are():
+    picture = speed([OURS | {"both_ms_20": 3.999, "both_ms_80": 4.001}], **CEILINGS)
+    lanes, _ = picture.figure.axes
+    (ends,) = (line for line in lanes.get_lines() if list(line.get_xdata()) == [3.999, 4.001])
+    (ours,) = lines(lanes, marker="o")
+    assert ends.get_marker() == "|" and ends.get_markersize() > ours.get_markersize()
+    assert "20–80% of the calls" in lanes.get_legend_handles_labels()[1]
+    assert "20–80% of the calls" not in speed([PEER], **CEILINGS).figure.axes[0].get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("width", [9.4, 5.9], ids=["wide", "narrow"])
 def test_the_recorded_table_is_legible(width):
     table = recorded.read("h200_speed")
     picture = speed([*table.rows, DECODE], title=table.label, width=width, **CEILINGS)
